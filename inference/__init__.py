@@ -1,0 +1,1 @@
+"""What is done to models: objectives, training, importance weighting."""

@@ -1,0 +1,1 @@
+"""NumPyro programs: model and guide side by side."""

@@ -1,0 +1,1 @@
+"""Real and rendered image sets, by name."""

@@ -1,0 +1,1 @@
+"""Families of transformations, each a group."""
