@@ -1,0 +1,80 @@
+"""What every family of transformations is: a group with named parameters, and elements that behave like one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+class Element(Protocol):
+    """T_η: call it on images, compose it with `@`, invert it. Only the call touches pixels."""
+
+    def __call__(self, x: Array) -> Array: ...
+    def __matmul__(self, other: Self) -> Self: ...
+    def inverse(self) -> Self: ...
+
+
+@dataclass(frozen=True)
+class Family(ABC):
+    """{T_η}: maps parameters η, last axis named by `names`, to group elements.  SGM section 2.
+
+    To add a family: fill in the two fields, write `element`, and add a row to the table in tests/core/test_transforms.py.
+    """
+
+    names: tuple[str, ...]
+    eta_max: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.names or len(set(self.names)) != len(self.names):
+            raise ValueError(f"`names` must hold one or more distinct parameter names; got {self.names}.")
+        if len(self.eta_max) != len(self.names) or any(not bound > 0 for bound in self.eta_max):
+            raise ValueError(f"`eta_max` must hold one positive bound for each of {self.names}; got {self.eta_max}.")
+
+    @abstractmethod
+    def element(self, eta: Array) -> Element:
+        """The group element of `eta`, whose last axis has already been checked."""
+
+    def __call__(self, eta: Array) -> Element:
+        eta = jnp.asarray(eta)
+        if eta.ndim == 0 or eta.shape[-1] != self.dim:
+            raise ValueError(f"`eta` must end in {self.dim} entries {self.names}; got shape {eta.shape}.")
+        return self.element(eta)
+
+    @property
+    def dim(self) -> int:
+        return len(self.names)
+
+    @property
+    def bounds(self) -> Array:
+        """η_max as an array."""
+        return jnp.asarray(self.eta_max)
+
+    def sample(self, key: Array, shape: tuple[int, ...] = (), multiplier: float = 1.0) -> Array:
+        """η_rnd ~ U(-m η_max, m η_max), of shape [*shape, dim].  SGM C.1."""
+        bounds = multiplier * self.bounds
+        return jax.random.uniform(key, (*shape, self.dim), minval=-bounds, maxval=bounds)
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self.names)})"
+
+
+@jax.custom_vjp
+def passthrough_clip(x: Array, low: Array, high: Array) -> Array:
+    """min(max(x, low), high), whose gradient with respect to x is one everywhere.  SGM C.5."""
+    return jnp.clip(x, low, high)
+
+
+def _clip_forward(x: Array, low: Array, high: Array) -> tuple[Array, tuple[Array, Array]]:
+    return jnp.clip(x, low, high), (jnp.zeros_like(low), jnp.zeros_like(high))
+
+
+def _clip_backward(zeros: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array, Array]:
+    return (cotangent, *zeros)
+
+
+passthrough_clip.defvjp(_clip_forward, _clip_backward)
