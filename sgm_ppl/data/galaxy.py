@@ -45,6 +45,7 @@ class GalaxyMnist(tfds.core.GeneratorBasedBuilder):
     """10,000 galaxies in four classes of shape, 64×64 RGB, 8,000 for training and 2,000 for testing."""
 
     VERSION = tfds.core.Version("1.0.0")
+    code_path = None  # TFDS would look for download checksums there, by a module that it does not always bring along
     MANUAL_DOWNLOAD_INSTRUCTIONS = "Fetch train_dataset.hdf5 and test_dataset.hdf5 of GalaxyMNIST into one folder."
 
     def _info(self) -> tfds.core.DatasetInfo:

@@ -17,13 +17,13 @@ _SUFFIXES = (".png", ".jpg", ".jpeg")
 def read_npz(path: Path) -> Split:
     """`images` (uint8, or floats in [0, 1]; [N, H, W] or [N, H, W, C]) and, if there, `labels` [N]."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             if "images" not in stored.files:
                 raise KeyError("images")
             arrays = {name: stored[name] for name in ("images", "labels") if name in stored.files}
     except KeyError:
         raise ValueError(f"{path} has no array called `images`; save it with np.savez(path, images=...).") from None
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except (ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not an .npz of plain arrays: {error}") from error
     try:
         images = check_images(arrays["images"])

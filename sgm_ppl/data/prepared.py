@@ -88,14 +88,19 @@ def require(name: str, data_dir: str | os.PathLike[str] | None) -> Path:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No advice from TFDS about faster image decoders."""
+def _reading(name: str, folder: Path) -> Iterator[None]:
+    """Without advice from TFDS on image decoders, and with one error for whatever a damaged file makes it raise."""
     from absl import logging
 
     before = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:
         yield
+    except Exception as error:
+        raise ValueError(
+            f"Data set {name!r} in {folder} cannot be read ({type(error).__name__}: {error}). "
+            "Its files seem to be damaged: remove the folder and prepare it again."
+        ) from error
     finally:
         logging.set_verbosity(before)
 
@@ -116,7 +121,7 @@ def _records(source: Any, wanted: Sequence[int] | np.ndarray, what: str) -> Iter
 
 def _decode(name: str, folder: Path) -> dict[str, np.ndarray]:
     arrays = {}
-    with _quiet():
+    with _reading(name, folder):
         for split in ("train", "test"):
             source = _source(folder, split)
             records = list(_records(source, range(len(source)), f"Decoding {name} ({split}), once"))
@@ -186,9 +191,10 @@ def _latents(folder: Path) -> dict[str, np.ndarray]:
     keys = {"shape": "label_shape", "scale": "value_scale", "orientation": "value_orientation"}
     keys |= {"x": "value_x_position", "y": "value_y_position"}
     columns: dict[str, list[float]] = {name: [] for name in keys}
-    for record in _records(source, range(len(source)), "Indexing dsprites, once"):
-        for name, key in keys.items():
-            columns[name].append(record[key])
+    with _reading("dsprites", folder):
+        for record in _records(source, range(len(source)), "Indexing dsprites, once"):
+            for name, key in keys.items():
+                columns[name].append(record[key])
     return {name: np.array(column, np.float32) for name, column in columns.items()}
 
 
@@ -212,7 +218,7 @@ def load_dsprites(seed: int, train: int | None, data_dir: str | os.PathLike[str]
         if wanted.min() < 0:
             raise ValueError(f"dSprites in {folder} lacks combinations of its factors; prepare it again.")
         once, back = np.unique(wanted, return_inverse=True)
-        with _quiet():
+        with _reading("dsprites", folder):
             images = np.stack(
                 [r["image"] for r in _records(_source(folder, "train"), once, f"Decoding dsprites ({split})")]
             )

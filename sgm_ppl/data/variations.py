@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,10 +12,13 @@ import numpy as np
 from sgm_ppl.data.dataset import Split, stream
 
 if TYPE_CHECKING:
-    from sgm_ppl.transforms.base import Family
+    from jax import Array
+
+    from sgm_ppl.transforms import Family
 
 HUE = (0.0, 0.6 * math.pi)
 SATURATION = (0.6, 0.9)
+_BATCH = 500
 
 
 def check_rotate(degrees: float) -> float:
@@ -24,17 +28,21 @@ def check_rotate(degrees: float) -> float:
     return degrees
 
 
-def _apply(transform: Family, eta: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """T_η(x) for every example, clipped to [0, 1], in batches of one shape so that it compiles once."""
+@lru_cache
+def _compiled(transform: Family) -> Callable[[np.ndarray, np.ndarray], Array]:
     import jax
 
-    apply: Callable = jax.jit(lambda eta, x: transform(eta)(x))
+    return jax.jit(lambda eta, x: transform(eta)(x))
+
+
+def _apply(transform: Family, eta: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """T_η(x) for every example, clipped to [0, 1]. All batches have one shape, so it is compiled only once."""
     out = np.empty_like(images)
-    batch = min(1000, len(images))
-    for start in range(0, len(images), batch):
-        stop = min(start + batch, len(images))
-        index = np.minimum(np.arange(start, start + batch), stop - 1)
-        out[start:stop] = np.clip(np.asarray(apply(eta[index], images[index]))[: stop - start], 0, 1)
+    for start in range(0, len(images), _BATCH):
+        some = slice(start, min(start + _BATCH, len(images)))
+        filled = np.resize(np.arange(some.start, some.stop), _BATCH)
+        moved = np.asarray(_compiled(transform)(eta[filled], images[filled]))
+        out[some] = np.clip(moved[: some.stop - some.start], 0, 1)
     return out
 
 
