@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import factorial, pi
@@ -15,7 +14,7 @@ from jax import Array
 from sgm_ppl.transforms.base import Family, passthrough_clip
 from sgm_ppl.transforms.warp import Interpolation, sample_image
 
-# Generators [G | g] of x' = G x + g, with x to the right, y down the image, and rotation counter-clockwise as it is seen.
+# Generators [G | g] of x' = G x + g: x runs to the right, y down the image, a rotation is counter-clockwise as seen.
 GENERATORS = {
     "shift_x": ([[0, 0], [0, 0]], [1, 0]),
     "shift_y": ([[0, 0], [0, 0]], [0, 1]),
@@ -43,8 +42,8 @@ class AffineElement:
         return AffineElement(linear, _apply(self.linear, other.shift) + self.shift, self.interpolation)
 
     def inverse(self) -> AffineElement:
-        (a, b), (c, d) = ((self.linear[..., i, j] for j in (0, 1)) for i in (0, 1))
-        adjugate = _matrix([[d, -b], [-c, a]])
+        a, b, c, d = (self.linear[..., i, j] for i in (0, 1) for j in (0, 1))
+        adjugate = jnp.stack([d, -b, -c, a], -1).reshape(self.linear.shape)
         linear = adjugate / (a * d - b * c)[..., None, None]
         return AffineElement(linear, -_apply(linear, self.shift), self.interpolation)
 
@@ -56,14 +55,11 @@ class AffineElement:
         unit, centre_y, centre_x = min(height, width) / 2, (height - 1) / 2, (width - 1) / 2
         row, column = jnp.arange(height)[:, None] - centre_y, jnp.arange(width) - centre_x
         pull = self.inverse()  # a pixel of the result shows what the inverse finds: here the order of composition flips
-        (xx, xy), (yx, yy) = ((pull.linear[..., i, j, None, None] for j in (0, 1)) for i in (0, 1))
+        xx, xy, yx, yy = (pull.linear[..., i, j, None, None] for i in (0, 1) for j in (0, 1))
         shift_x, shift_y = (unit * pull.shift[..., i, None, None] for i in (0, 1))
-        moved = sample_image(
-            x,
-            yx * column + yy * row + shift_y + centre_y,
-            xx * column + xy * row + shift_x + centre_x,
-            self.interpolation,
-        )
+        source_y = yx * column + yy * row + (shift_y + centre_y)
+        source_x = xx * column + xy * row + (shift_x + centre_x)
+        moved = sample_image(x, source_y, source_x, self.interpolation)
         if self.interpolation == "linear":
             return moved
         low = jnp.minimum(x.min((-3, -2), keepdims=True), 0)
@@ -75,9 +71,9 @@ class AffineElement:
 class Affine(Family):
     """Shift, rotation, scale and shear, or any of them by name; η = 0 is the identity.  SGM C.5.
 
-    `Affine()` has the paper's five; `Affine(("rotation",))` has one, `Affine(tuple(GENERATORS))` all six. Each subset is
-    the set of exponentials of its generators; without shear, scale and rotation compose to elements outside of that set,
-    so compose elements, never parameters. Shifts of 1 move by half the image, scales are logarithms, angles are radians.
+    `Affine()` has the paper's five; `Affine(("rotation",))` has one, `Affine(tuple(GENERATORS))` all six. A shift of 1
+    is half the image, scales are logarithms, angles are radians. The family without shear is not closed: rotation and
+    unequal scales compose to elements outside of it. Therefore compose elements, never parameters.
     """
 
     names: tuple[str, ...] = WITHOUT_SHEAR
@@ -101,8 +97,8 @@ class Affine(Family):
 def affine_exp(linear: Array, shift: Array) -> tuple[Array, Array]:
     """exp [[L, t], [0, 0]] = [[e^L, φ(L) t], [0, 1]], φ(L) = ∫_0^1 e^{sL} ds, in closed form for 2×2 matrices.
 
-    With m = tr L / 2 and N = L − m I, N² = d I, hence e^{sL} = e^{sm} (cosh(s√d) I + sinh(s√d)/√d N). The integral of this
-    entire function is taken by 16-point Gauss-Legendre quadrature: exact to double precision for parameters up to 10.
+    With m = tr L / 2 and N = L − m I, N² = d I, hence e^{sL} = e^{sm} (cosh(s√d) I + sinh(s√d)/√d N). The integral of
+    this entire function is 16-point Gauss-Legendre quadrature: exact to double precision for parameters up to 10.
     """
     m = (linear[..., 0, 0] + linear[..., 1, 1]) / 2
     traceless = linear - m[..., None, None] * np.eye(2)
@@ -138,7 +134,3 @@ def _cosh_sinhc(d: Array) -> tuple[Array, Array]:
 
 def _apply(linear: Array, vector: Array) -> Array:
     return jnp.einsum("...ij,...j->...i", linear, vector)
-
-
-def _matrix(rows: Sequence[Sequence[Array]]) -> Array:
-    return jnp.stack([jnp.stack(row, -1) for row in rows], -2)

@@ -23,7 +23,7 @@ class Element(Protocol):
 class Family(ABC):
     """{T_η}: maps parameters η, last axis named by `names`, to group elements.  SGM section 2.
 
-    To add a family: fill in the two fields, write `element`, and add a row to the table in tests/core/test_transforms.py.
+    To add a family: fill in the two fields, write `element`, add a row to the table in tests/core/test_transforms.py.
     """
 
     names: tuple[str, ...]

@@ -69,14 +69,14 @@ class Colour(Family):
 def rgb_to_hsv(x: Array) -> tuple[Array, Array, Array]:
     """Hue in turns [0, 1), saturation and value in [0, 1]; hue is 0 for grey, saturation 0 for black."""
     red, green, blue = (x[..., i] for i in range(3))
-    value, lowest = x.max(-1), x.min(-1)
+    value = jnp.maximum(red, jnp.maximum(green, blue))
+    lowest = jnp.minimum(red, jnp.minimum(green, blue))
     chroma = value - lowest
     divisor = jnp.where(chroma > 0, chroma, 1.0)
-    sixth = jnp.where(
-        value == red,
-        (green - blue) / divisor,
-        jnp.where(value == green, (blue - red) / divisor + 2, (red - green) / divisor + 4),
-    )
+    from_red, from_green, from_blue = (green - blue) / divisor, (blue - red) / divisor + 2, (red - green) / divisor + 4
+    # No test for equality (nor x.max(-1), whose derivative has one): a compiler that computes x twice may differ by a bit.
+    red_leads, green_leads = (red >= green) & (red >= blue), green >= blue
+    sixth = jnp.where(red_leads, from_red, jnp.where(green_leads, from_green, from_blue))
     saturation = jnp.where(value > 0, chroma / jnp.where(value > 0, value, 1.0), 0.0)
     return (sixth / 6) % 1.0, saturation, value
 

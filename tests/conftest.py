@@ -1,0 +1,27 @@
+"""What all tests share: a fixed key, double precision on request, and the folder of real data."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+
+@pytest.fixture
+def key() -> jax.Array:
+    return jax.random.key(0)
+
+
+@pytest.fixture
+def double_precision() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    folder = os.environ.get("SGM_PPL_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("SGM_PPL_DATA names no folder of real data")
+    return Path(folder)
