@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import zlib
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,8 @@ class Split(NamedTuple):
     """Images [N, H, W, C] (float32 in [0, 1] once loaded), labels [N] (int32), and known factors [N] each."""
 
     images: np.ndarray
-    labels: np.ndarray | None = None
-    factors: dict[str, np.ndarray] | None = None
+    labels: np.ndarray | Any = None  # or None; `Any` lets those who know better index without asking
+    factors: dict[str, np.ndarray] | Any = None
 
     def take(self, index: np.ndarray) -> Split:
         """The examples at `index`, in that order."""

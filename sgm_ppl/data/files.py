@@ -46,7 +46,7 @@ def cached(name: str, sources: Iterable[Path], make: Callable[[], dict[str, np.n
     identity = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(sources)]
     path = cache_folder() / f"{name}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.npz"
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        with path.open("rb") as known, np.load(known, allow_pickle=False) as stored:
             return {key: stored[key] for key in stored.files}
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile):
         arrays = make()

@@ -23,6 +23,8 @@ def contact_sheet(data: Dataset, path: str | os.PathLike[str], *, columns: int =
         raise ValueError(f"A contact sheet is a PNG file, so its name must end in .png; got {path.name}.")
     if columns < 1:
         raise ValueError(f"`columns` must be at least 1; got {columns}.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {path.parent} to write {path.name} to.")
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists already; choose another name or ask to overwrite it.")
     split = data.train

@@ -8,12 +8,13 @@ square's sides and the ellipse's long axis are level and the heart stands uprigh
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from sgm_ppl.data.checks import check_images, check_labels
 from sgm_ppl.data.dataset import Split, check_train
-from sgm_ppl.data.factors import SHAPES, draw_factors
+from sgm_ppl.data.factors import NAMES, SHAPES, draw_factors
 
 COUNTS = {"train": 10_000, "validation": 1_000, "test": 1_000}
 MIN_SIZE = 16
@@ -65,16 +66,14 @@ def _chunks(index: np.ndarray) -> list[np.ndarray]:
     return np.array_split(index, max(1, len(index) // 256))
 
 
-def render_sprites(
-    shapes: np.ndarray, *, scale: np.ndarray, orientation: np.ndarray, x: np.ndarray, y: np.ndarray, size: int = 64
-) -> np.ndarray:
+def render_sprites(shapes: np.ndarray, factors: Mapping[str, np.ndarray], size: int = 64) -> np.ndarray:
     """Anti-aliased white sprites on black, [N, size, size, 1]: a pixel is clip(½ − distance to the edge, 0, 1)."""
     if size < MIN_SIZE:
         raise ValueError(f"Sprites need a `size` of at least {MIN_SIZE} pixels to keep their shapes; got {size}.")
     shapes = np.asarray(shapes)
     images = np.empty((len(shapes), size, size, 1), np.float32)
     centres = (np.arange(size, dtype=np.float32) + 0.5) / size
-    s, angle, x, y = (np.asarray(t, np.float32)[:, None, None] for t in (scale, orientation, x, y))
+    s, angle, x, y = (np.asarray(factors[name], np.float32)[:, None, None] for name in NAMES)
     for label, distance in enumerate(_DISTANCES):
         for some in _chunks(np.flatnonzero(shapes == label)):
             right = centres[None, None, :] - (0.25 + 0.5 * x[some])
@@ -124,6 +123,6 @@ def load_sprites(seed: int, train: int | None, size: int) -> tuple[Split, Split,
 
     def render(split: str) -> Split:
         shapes, factors = draw_factors(seed, split, counts[split])
-        return Split(render_sprites(shapes, size=size, **factors), shapes, factors)
+        return Split(render_sprites(shapes, factors, size), shapes, factors)
 
     return render("train"), render("validation"), render("test")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def png(pixels: np.ndarray) -> io.BytesIO:
     return file
 
 
-Builder = Callable[[Path, str, tuple[int, ...], dict[str, Iterable[dict[str, Any]]]], Any]
+Builder = Callable[[Path, str, tuple[int, ...], dict[str, list[dict[str, Any]]]], Any]
 
 
 @pytest.fixture
@@ -43,8 +43,7 @@ def stand_in() -> Builder:
     """A TFDS builder that writes what the stock builder of this name would, from given records, without TensorFlow."""
     import tensorflow_datasets as tfds
 
-    def make(root: Path, name: str, shape: tuple[int, ...], splits: dict[str, Iterable[dict[str, Any]]]) -> Any:
-        splits = {split: list(records) for split, records in splits.items()}
+    def make(root: Path, name: str, shape: tuple[int, ...], splits: dict[str, list[dict[str, Any]]]) -> Any:
         first = next(iter(splits.values()))[0]
 
         def feature(key: str) -> Any:
@@ -52,7 +51,7 @@ def stand_in() -> Builder:
                 return tfds.features.Image(shape=shape, encoding_format="png")
             return np.float32 if key.startswith("value") else tfds.features.ClassLabel(num_classes=40)
 
-        class StandIn(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        class StandIn(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
             VERSION = tfds.core.Version("3.1.0")
 
             def _info(self):

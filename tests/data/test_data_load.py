@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from sgm_ppl.data import check_images, describe, load, measure_sprites, prepare
+from sgm_ppl.data import check_images, describe, load, measure_sprites, prepare, render_sprites
 from sgm_ppl.data.files import cached
 
 
@@ -58,10 +58,8 @@ def test_smaller_training_sets_nest_with_their_variations():
 
 def test_rotation_is_the_factor_it_claims_to_be(tmp_path):
     """Ellipses that all lie level in the middle are measured at the added angle."""
-    from sgm_ppl.data import render_sprites
-
     one = {"scale": np.ones(40), "orientation": np.zeros(40), "x": np.full(40, 0.5), "y": np.full(40, 0.5)}
-    np.savez(tmp_path / "level.npz", images=render_sprites(np.ones(40), **one)[..., 0])
+    np.savez(tmp_path / "level.npz", images=render_sprites(np.ones(40), one)[..., 0])
     data = load(tmp_path / "level.npz", rotate=60)
     for part in (data.train, data.validation, data.test):
         found = measure_sprites(part.images, np.ones(len(part.images), int))["orientation"]

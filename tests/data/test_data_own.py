@@ -160,5 +160,7 @@ def test_contact_sheet_never_overwrites_unasked(tmp_path, noise):
     assert contact_sheet(data, path, overwrite=True).read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match=r"must end in .png"):
         contact_sheet(data, tmp_path / "sheet.jpg")
+    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere to write sheet.png to"):
+        contact_sheet(data, tmp_path / "nowhere" / "sheet.png")
     with pytest.raises(ValueError, match="`columns` must be at least 1"):
         contact_sheet(data, tmp_path / "other.png", columns=0)

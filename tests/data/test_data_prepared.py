@@ -93,7 +93,7 @@ def test_the_newest_version_is_taken(tmp_path):
         folder = tmp_path / "svhn_cropped" / version
         folder.mkdir(parents=True)
         (folder / "dataset_info.json").write_text("{}")
-    assert prepared.find_prepared("svhn", tmp_path).name == "10.0.0"
+    assert prepared.find_prepared("svhn", tmp_path) == tmp_path / "svhn_cropped" / "10.0.0"
 
 
 def write_idx(folder, images, labels, prefix):
@@ -146,7 +146,7 @@ def small_dsprites(tmp_path, stand_in):
     }
     shapes, *values = (v.ravel() for v in np.meshgrid(range(3), *grid.values(), indexing="ij"))
     factors = dict(zip(NAMES, values, strict=True))
-    images = (render_sprites(shapes, **factors) > 0.5).astype(np.uint8)
+    images = (render_sprites(shapes, factors) > 0.5).astype(np.uint8)
     keys = {
         "scale": "value_scale",
         "orientation": "value_orientation",
@@ -264,7 +264,7 @@ def test_preparing_stock_sets_hands_over_to_tfds(tmp_path, noise, stand_in, monk
     """With TensorFlow there, TFDS's builder of the right name writes array_record where `load` then finds it."""
     import tensorflow_datasets as tfds
 
-    asked = {}
+    asked: dict[str, object] = {}
     records = {"train": labelled(noise(20, 32, 32, 3)), "test": labelled(noise(6, 32, 32, 3, seed=1))}
 
     def builder(name, **options):
@@ -286,11 +286,12 @@ def test_importing_and_the_built_in_sets_need_no_tfds():
 
 @pytest.mark.real_data
 def test_real_mnist_is_the_same_in_both_formats(real_data, tmp_path, monkeypatch):
-    if prepared.find_idx(real_data) is None or prepared.find_prepared("mnist", real_data) is None:
+    folder = prepared.find_prepared("mnist", real_data)
+    if prepared.find_idx(real_data) is None or folder is None:
         pytest.skip("the data directory lacks MNIST in one of its two formats")
     monkeypatch.setitem(prepared.VALIDATION, "mnist", 10_000)
     original = load("mnist", data_dir=real_data)
-    shutil.copytree(prepared.find_prepared("mnist", real_data), tmp_path / "mnist" / "3.0.1")
+    shutil.copytree(folder, tmp_path / "mnist" / "3.0.1")
     stored = load("mnist", data_dir=tmp_path)
     for data in (original, stored):
         assert [len(part.images) for part in (data.train, data.validation, data.test)] == [50_000, 10_000, 10_000]

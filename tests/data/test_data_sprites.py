@@ -77,7 +77,7 @@ def everywhere(count: int, seed: int = 0):
 )
 def test_measuring_recovers_the_factors(size, scale, place, angle):
     shapes, factors = everywhere(900)
-    found = measure_sprites(render_sprites(shapes, size=size, **factors), shapes)
+    found = measure_sprites(render_sprites(shapes, factors, size), shapes)
     symmetry = np.array(SYMMETRY)[shapes]
     turned = (found["orientation"] - factors["orientation"] + symmetry / 2) % symmetry - symmetry / 2
     assert np.abs(found["scale"] - factors["scale"]).max() < scale
@@ -92,25 +92,26 @@ def test_sprites_stay_inside_the_frame():
     corners = np.array([(x, y) for x in (0, 1) for y in (0, 1)] * 48)
     shapes = np.repeat(np.arange(3), 64)
     angle = np.tile(np.linspace(0, 2 * math.pi, 64), 3)
-    images = render_sprites(shapes, scale=np.ones(192), orientation=angle, x=corners[:, 0], y=corners[:, 1])
+    factors = {"scale": np.ones(192), "orientation": angle, "x": corners[:, 0], "y": corners[:, 1]}
+    images = render_sprites(shapes, factors)
     assert not images[:, [0, -1]].any()
     assert not images[:, :, [0, -1]].any()
 
 
 def test_position_runs_right_and_down_and_orientation_counter_clockwise():
-    one = {"scale": np.ones(2), "orientation": np.zeros(2)}
-    image = render_sprites(np.zeros(2), **one, x=np.array([0, 1]), y=np.array([1, 0]))[..., 0]
+    two = {"scale": np.ones(2), "orientation": np.zeros(2), "x": np.array([0, 1]), "y": np.array([1, 0])}
+    image = render_sprites(np.zeros(2), two)[..., 0]
     assert image[0, 48, 16] == 1  # lower left
     assert image[1, 16, 48] == 1  # upper right
-    middle = {"scale": np.ones(1), "x": np.full(1, 0.5), "y": np.full(1, 0.5)}
-    ellipse = render_sprites(np.ones(1), orientation=np.full(1, math.pi / 6), **middle)[0, ..., 0]
+    one = {"scale": np.ones(1), "orientation": np.full(1, math.pi / 6), "x": np.full(1, 0.5), "y": np.full(1, 0.5)}
+    ellipse = render_sprites(np.ones(1), one)[0, ..., 0]
     assert ellipse[26, 42] == 1  # right of the centre and above it
     assert ellipse[38, 42] == 0
 
 
 def test_an_upright_heart_is_symmetric_with_its_tip_below():
     middle = {"scale": np.ones(1), "orientation": np.zeros(1), "x": np.full(1, 0.5), "y": np.full(1, 0.5)}
-    heart = render_sprites(np.full(1, 2), **middle)[0, ..., 0]
+    heart = render_sprites(np.full(1, 2), middle)[0, ..., 0]
     np.testing.assert_allclose(heart, heart[:, ::-1], atol=1e-5)
     filled = np.flatnonzero(heart.sum(1) > 0.5)
     assert heart[filled[4]].sum() > 2 * heart[filled[-5]].sum()
@@ -118,8 +119,8 @@ def test_an_upright_heart_is_symmetric_with_its_tip_below():
 
 def test_anti_aliasing_is_the_covered_area():
     shapes, factors = everywhere(30, seed=1)
-    image = render_sprites(shapes, size=32, **factors)[..., 0]
-    fine = render_sprites(shapes, size=32 * 16, **factors)[..., 0].reshape(30, 32, 16, 32, 16).mean((2, 4))
+    image = render_sprites(shapes, factors, 32)[..., 0]
+    fine = render_sprites(shapes, factors, 32 * 16)[..., 0].reshape(30, 32, 16, 32, 16).mean((2, 4))
     assert np.abs(image - fine).mean() < 0.0015
     assert np.abs(image - fine).max() < 0.3  # at corners, which the distance rounds off
 
