@@ -74,7 +74,7 @@ def rgb_to_hsv(x: Array) -> tuple[Array, Array, Array]:
     chroma = value - lowest
     divisor = jnp.where(chroma > 0, chroma, 1.0)
     from_red, from_green, from_blue = (green - blue) / divisor, (blue - red) / divisor + 2, (red - green) / divisor + 4
-    # No test for equality (nor x.max(-1), whose derivative has one): a compiler that computes x twice may differ by a bit.
+    # No test for equality, here or in a derivative (as of x.max): what is computed twice may differ by a bit.
     red_leads, green_leads = (red >= green) & (red >= blue), green >= blue
     sixth = jnp.where(red_leads, from_red, jnp.where(green_leads, from_green, from_blue))
     saturation = jnp.where(value > 0, chroma / jnp.where(value > 0, value, 1.0), 0.0)
