@@ -136,8 +136,8 @@ class Estimate(PerImage):
                 f"The importance weights of {untrusted} of {self.num_images} images cannot be trusted: Pareto k is "
                 f"above {PARETO_K_LIMIT} in {int((self.pareto_k > PARETO_K_LIMIT).sum())}, and fewer than "
                 f"{ESS_LIMIT:g} of {self.num_particles} particles are effective in {int((self.ess < ESS_LIMIT).sum())}"
-                ". The bound holds on average, but may lie far below log p(x). Use a wider proposal, refit the guide to "
-                "the images that are evaluated, or take more particles.",
+                ". The bound holds on average, but may lie far below log p(x). Use a wider proposal, refit the guide "
+                "to the images that are evaluated, or take more particles.",
                 UntrustedWeights,
                 stacklevel=stacklevel,
             )

@@ -1,6 +1,7 @@
 """Importance weighting for any NumPyro (model, guide, params) whose sites stand in a plate called "images"."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -40,16 +41,23 @@ def log_weights(
     Device memory is that of particle_chunk × image_chunk runs at once: raise both on accelerators. `image_chunk=None`
     runs all images as one batch; so does a model or a guide whose plate does not take its size from the arguments.
     """
-    options = {"particle_chunk": particle_chunk, "image_chunk": image_chunk}
-    call = (key, model, guide, params, args, kwargs)
-    weights = map_pairs(
-        _log_weight, *call, num_particles=num_particles, progress=progress, description="importance weights", **options
+    run = partial(
+        map_pairs,
+        key=key,
+        model=model,
+        guide=guide,
+        params=params,
+        args=args,
+        kwargs=kwargs,
+        particle_chunk=particle_chunk,
+        image_chunk=image_chunk,
     )
+    weights = run(_log_weight, num_particles=num_particles, progress=progress, description="importance weights")
     bad = np.isnan(weights) | (weights == np.inf)
     if bad.any():
         particle, image = np.argwhere(bad)[0]
         # Pairs have fixed keys, so that a second run up to the first bad one shows the sites it comes from.
-        terms = map_pairs(_site_terms, *call, num_particles=int(particle) + 1, **options)
+        terms = run(_site_terms, num_particles=int(particle) + 1)
         sites = [f"{name} = {float(term[particle, image])}" for name, term in terms.items()]
         culprits = [site for site in sites if site.endswith(("nan", "inf"))]
         raise ValueError(

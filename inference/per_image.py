@@ -78,7 +78,7 @@ def map_pairs(
             for first in range(0, num_particles, particles_at_once):
                 particles = np.arange(first, first + particles_at_once)
                 # Waiting for every chunk keeps a single one in memory.
-                chunk = jax.device_get(_run_chunk(program, key, params, particles, groups, arrays))
+                chunk = jax.device_get(_run_chunk(program, params, _pair_keys(key, particles, groups), arrays))
                 if out is None:
                     out = jax.tree.map(partial(_room_for, num_particles, num_groups * group), chunk)
                 rows = slice(first, min(first + particles_at_once, num_particles))
@@ -201,22 +201,31 @@ class _Program:
     group: int  # images that run as one batch
 
 
+@jax.jit
+def _pair_keys(key: jax.Array, particles: jax.Array, groups: jax.Array) -> jax.Array:
+    """(model key, guide key) of every pair, [particles, groups, 2]. On its own, since all programs can share it."""
+    over_groups = jax.vmap(lambda k, i: random.split(random.fold_in(random.fold_in(key, i), k)), in_axes=(None, 0))
+    return jax.vmap(over_groups, in_axes=(0, None))(particles, groups)
+
+
 @partial(jax.jit, static_argnums=0)
-def _run_chunk(program: _Program, key: jax.Array, params: Any, particles: Any, groups: Any, arrays: list[Any]) -> Any:
+def _run_chunk(program: _Program, params: Any, keys: jax.Array, arrays: list[Any]) -> Any:
     model, guide = program.model.value, program.guide.value
 
-    def run(particle: jax.Array, group: jax.Array, arrays: list[Any]) -> Any:
+    def run(keys: jax.Array, arrays: list[Any]) -> Any:
         args, kwargs = _join(program.treedef, program.layout, arrays)
-        model_key, guide_key = random.split(random.fold_in(random.fold_in(key, group), particle))
+        model_key, guide_key = keys
         # NumPyro gives values outside of a support the density zero only while it validates; a bound depends on it.
         with numpyro.validation_enabled():
-            traces = get_importance_trace(seed(model, model_key), seed(guide, guide_key), args, kwargs, params)
-        _check_traces(*traces, params, program.group)
-        return program.measure.value(*traces)
+            model_trace, guide_trace = get_importance_trace(
+                seed(model, model_key), seed(guide, guide_key), args, kwargs, params
+            )
+        _check_traces(model_trace, guide_trace, params, program.group)
+        return program.measure.value(model_trace, guide_trace)
 
     in_axes = [0 if kind == _PER_IMAGE else None for kind in program.layout if not isinstance(kind, _Static)]
-    over_groups = jax.vmap(run, in_axes=(None, 0, in_axes))
-    out = jax.vmap(over_groups, in_axes=(0, None, None))(particles, groups, arrays)  # [particles, groups, group, ...]
+    over_groups = jax.vmap(run, in_axes=(0, in_axes))
+    out = jax.vmap(over_groups, in_axes=(0, None))(keys, arrays)  # [particles, groups, group, ...]
     return jax.tree.map(lambda a: a.reshape(a.shape[0], -1, *a.shape[3:]), out)
 
 

@@ -16,8 +16,8 @@ import pytest
 from jax import random
 from numpyro import handlers
 from numpyro.contrib.module import flax_module
-from numpyro.infer import SVI, RenyiELBO, Trace_ELBO
-from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from numpyro.infer import RenyiELBO
+from numpyro.infer.autoguide import AutoNormal
 from scipy import stats
 from scipy.special import logsumexp
 
@@ -68,6 +68,12 @@ def wide(x):
 PARAMS = {"w": jnp.asarray(W)}
 
 
+@pytest.fixture(scope="module")
+def weights():
+    """20,000 particles from the guide that is not the posterior."""
+    return log_weights(KEY, linear, wide, PARAMS, X, num_particles=20_000, particle_chunk=2000)
+
+
 def grouped_bound(weights, k):
     return (logsumexp(weights.reshape(-1, k, weights.shape[1]), axis=1) - np.log(k)).mean(1)  # [groups]
 
@@ -87,9 +93,9 @@ def test_iwlb_is_exact_when_q_is_the_posterior():
     np.testing.assert_allclose(estimate.standard_error, LOG_P.std(ddof=1) / np.sqrt(IMAGES), rtol=1e-4)
 
 
-def test_bounds_rise_to_log_p_from_below():
+def test_bounds_rise_to_log_p_from_below(weights):
     """E[ELBO] <= E[IWLB_K] <= E[IWLB_2K] <= log p(x)."""
-    weights = log_weights(KEY, linear, wide, PARAMS, X, num_particles=2048, particle_chunk=256)
+    weights = weights[:2048]
     bounds = [grouped_bound(weights, k) for k in (1, 2, 4, 8, 16, 32)]
     assert bounds[0].mean() < LOG_P.mean() - 0.2
     for fewer, more in pairwise(bounds):
@@ -100,17 +106,16 @@ def test_bounds_rise_to_log_p_from_below():
     assert abs(logsumexp(weights, axis=0).mean() - np.log(2048) - LOG_P.mean()) < 0.05
 
 
-def test_elbo_has_its_closed_form():
+def test_elbo_has_its_closed_form(weights):
     """E[log w] = log p(x) − KL(q ‖ posterior)."""
-    estimate = iwlb(KEY, linear, wide, PARAMS, X, num_particles=2000, particle_chunk=500)
+    estimate = Estimate.from_log_weights(weights[:2000])
     shift = np.full(LATENT, 0.3)
     kl = 0.5 * (1.5**2 * LATENT - LATENT + np.square(shift / POSTERIOR_SD).sum()) - LATENT * np.log(1.5)
     error = estimate.log_weights.std(0) / np.sqrt(2000)
     assert (np.abs(estimate.curve.per_image[0] - (LOG_P - kl)) < 4.5 * error).all()
 
 
-def test_monte_carlo_standard_error_is_that_of_repeats():
-    weights = log_weights(KEY, linear, wide, PARAMS, X, num_particles=20_000, particle_chunk=2000)
+def test_monte_carlo_standard_error_is_that_of_repeats(weights):
     repeats = [Estimate.from_log_weights(part) for part in np.split(weights, 100)]  # K = 200
     spread = np.std([r.per_image for r in repeats], axis=0)
     claimed = np.mean([r.mc_standard_error for r in repeats], axis=0)
@@ -122,22 +127,25 @@ def test_monte_carlo_standard_error_is_that_of_repeats():
 
 def test_agrees_with_renyi_elbo_on_the_same_draws():
     """RenyiELBO(alpha=0), image by image, with the keys of our pairs in place of its own."""
-    num_particles = 7
-    estimate = iwlb(KEY, linear, wide, PARAMS, X, num_particles=num_particles)
-    for image in range(IMAGES):
-        keys = jax.vmap(lambda k, i=image: random.fold_in(random.fold_in(KEY, i), k))(jnp.arange(num_particles))
+    num_particles = 10
+
+    @jax.jit
+    def renyi_bound(i, x):
+        keys = jax.vmap(lambda k: random.fold_in(random.fold_in(KEY, i), k))(jnp.arange(num_particles))
         renyi = RenyiELBO(alpha=0, num_particles=num_particles)
-        renyi.vectorize_particles_fn = lambda fn, _, keys=keys: jax.vmap(fn)(keys)
-        loss = renyi.loss(random.key(0), PARAMS, linear, wide, X[image : image + 1])
-        np.testing.assert_allclose(estimate.per_image[image], -loss, rtol=2e-5)
+        renyi.vectorize_particles_fn = lambda fn, _: jax.vmap(fn)(keys)
+        return -renyi.loss(KEY, PARAMS, linear, wide, x[None])
+
+    estimate = iwlb(KEY, linear, wide, PARAMS, X, num_particles=num_particles)
+    expected = [renyi_bound(i, x) for i, x in enumerate(X)]
+    np.testing.assert_allclose(estimate.per_image, expected, rtol=2e-5)
 
 
-def test_agrees_with_renyi_elbo_on_its_own_draws():
+def test_agrees_with_renyi_elbo_on_its_own_draws(weights):
     renyi = RenyiELBO(alpha=0, num_particles=10)
-    losses = jax.vmap(lambda k: renyi.loss(k, PARAMS, linear, wide, X))(random.split(random.key(3), 500))
-    ours = grouped_bound(log_weights(KEY, linear, wide, PARAMS, X, num_particles=5000, particle_chunk=500), 10)
-    error = np.hypot(ours.std(), np.std(losses) / IMAGES) / np.sqrt(500)
-    assert abs(ours.mean() + np.mean(losses) / IMAGES) < 4 * error
+    losses = jax.jit(jax.vmap(lambda k: renyi.loss(k, PARAMS, linear, wide, X)))(random.split(random.key(3), 2000))
+    ours, theirs = grouped_bound(weights, 10), -np.asarray(losses) / IMAGES
+    assert abs(ours.mean() - theirs.mean()) < 4 * np.hypot(ours.std(), theirs.std()) / np.sqrt(2000)
 
 
 def test_grid_integration_of_a_nonlinear_model():
@@ -213,7 +221,7 @@ def test_nested_plates_masks_and_factors_are_summed_per_image():
 # --- Chunks, keys, memory -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunks", [(1, 1), (3, 4), (100, 100), (5, 1)], ids=str)
+@pytest.mark.parametrize("chunks", [(1, 1), (3, 4), (100, 100)], ids=str)
 def test_chunked_equals_unchunked(chunks):
     particle_chunk, image_chunk = chunks
     reference = log_weights(KEY, linear, wide, PARAMS, X, num_particles=10, particle_chunk=10, image_chunk=IMAGES)
@@ -225,25 +233,25 @@ def test_chunked_equals_unchunked(chunks):
 
 def test_weights_depend_on_nothing_but_key_particle_and_image():
     few = log_weights(KEY, linear, wide, PARAMS, X[:2], num_particles=3)
-    many = log_weights(KEY, linear, wide, PARAMS, X, num_particles=12)
+    many = log_weights(KEY, linear, wide, PARAMS, X, num_particles=10)
     np.testing.assert_allclose(few, many[:3, :2], rtol=1e-5)
     assert len(np.unique(many)) == many.size  # twin images have draws of their own
     twins = log_weights(KEY, linear, wide, PARAMS, np.repeat(X[:1], 2, 0), num_particles=3)
     assert (twins[:, 0] != twins[:, 1]).all()
-    other = log_weights(random.key(8), linear, wide, PARAMS, X, num_particles=12)
+    other = log_weights(random.key(8), linear, wide, PARAMS, X, num_particles=10)
     assert (other != many).all()
 
 
 def test_one_compilation_serves_all_chunks_and_calls():
     iwlb(KEY, linear, posterior, PARAMS, X[:5], num_particles=12, particle_chunk=5, image_chunk=2)
-    before = _run_chunk._cache_size()
+    before = _run_chunk._cache_size()  # type: ignore[attr-defined]
     for num_particles in (5, 13):
         iwlb(KEY, linear, posterior, PARAMS, X[:5], num_particles=num_particles, particle_chunk=5, image_chunk=2)
-    assert _run_chunk._cache_size() == before
+    assert _run_chunk._cache_size() == before  # type: ignore[attr-defined]
 
 
-def test_doubling_the_particles_does_not_raise_peak_memory():
-    """A decoder of 200,000 pixels: 100 particles for 4 images at once would be 640 MB for two arrays."""
+def test_more_particles_do_not_raise_peak_memory():
+    """A decoder of 20,000 pixels: unchunked, 100 more particles for 4 images would be 32 MB more for every array."""
     script = """
         import resource
         import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -252,21 +260,21 @@ def test_doubling_the_particles_does_not_raise_peak_memory():
         def model(x):
             with numpyro.plate("images", len(x)):
                 z = numpyro.sample("z", dist.Normal(0, 1))
-                hidden = jnp.cumsum(jnp.sin(z[:, None] * jnp.arange(200_000.0)), -1)
-                numpyro.sample("x", dist.Normal(hidden, 1.0).to_event(1), obs=x)
+                mean = jnp.sin(z[:, None] * jnp.arange(20.0)) @ jnp.ones((20, 20_000))
+                numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
 
         def guide(x):
             with numpyro.plate("images", len(x)):
                 numpyro.sample("z", dist.Normal(0, 1))
 
-        for num_particles in (50, 100, 200):
-            log_weights(jax.random.key(0), model, guide, {}, jnp.zeros((4, 200_000)), num_particles=num_particles)
+        for num_particles in (100, 100, 200, 800):  # the first compiles
+            log_weights(jax.random.key(0), model, guide, {}, jnp.zeros((4, 20_000)), num_particles=num_particles)
             print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     """
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
-    first, second, third = map(int, run.stdout.split())
-    assert second <= 1.1 * first
-    assert third <= 1.1 * first
+    _, once, twice, eightfold = map(int, run.stdout.split())
+    assert twice <= 1.1 * once
+    assert eightfold <= 1.1 * once
 
 
 def test_flax_modules_labels_dropout_and_static_arguments():
@@ -289,26 +297,25 @@ def test_flax_modules_labels_dropout_and_static_arguments():
             numpyro.sample("z", dist.Normal(loc, jnp.exp(log_scale)).to_event(1))
 
     y = jnp.arange(IMAGES) / 10.0
-    svi = SVI(model, guide, numpyro.optim.Adam(1e-3), Trace_ELBO())
-    params = svi.get_params(svi.init(random.key(0), X, y, train=False))
-    weights = log_weights(KEY, model, guide, params, X, y, num_particles=4, image_chunk=4, train=False)
-    z = proposals(KEY, model, guide, params, X, y, num_particles=4, train=False)["z"]
-    out = Net().apply({"params": params["encoder$params"]}, X, False)
+    params = {"encoder$params": Net().init(random.key(0), X[:1], False)["params"]}
+    weights = log_weights(KEY, model, guide, params, X, y, num_particles=10, image_chunk=4, train=False)
+    z = proposals(KEY, model, guide, params, X, y, num_particles=10, image_chunk=4, train=False)["z"]
+    out = np.asarray(Net().apply({"params": params["encoder$params"]}, X, False))
     loc, scale = out[:, :LATENT], np.exp(out[:, LATENT:])
     expected = stats.norm.logpdf(z).sum(-1) - stats.norm(loc, scale).logpdf(z).sum(-1)
     expected = expected + stats.norm(z @ W.T + np.asarray(y)[:, None], SIGMA).logpdf(X).sum(-1)
     np.testing.assert_allclose(weights, expected, rtol=1e-4)
-    noisy = log_weights(KEY, model, guide, params, X, y, num_particles=4, train=True)
+    noisy = log_weights(KEY, model, guide, params, X, y, num_particles=10, image_chunk=4, train=True)
     assert (noisy != weights).all()
 
 
 def test_a_guide_with_parameters_for_every_image_runs_as_one_batch():
     guide = AutoNormal(linear)
-    svi = SVI(linear, guide, numpyro.optim.Adam(1e-2), Trace_ELBO())
-    params = svi.get_params(svi.init(random.key(0), X)) | PARAMS
-    assert params["z_auto_loc"].shape == (IMAGES, LATENT)
+    handlers.seed(guide, random.key(0))(X)  # as SVI.init does: the guide learns the shapes of its parameters
+    shape = (IMAGES, LATENT)
+    params = PARAMS | {"z_auto_loc": random.normal(KEY, shape), "z_auto_scale": jnp.full(shape, 0.5)}
     weights = log_weights(KEY, linear, guide, params, X, num_particles=4, particle_chunk=3)
-    z = proposals(KEY, linear, guide, params, X, num_particles=4)["z"]
+    z = proposals(KEY, linear, guide, params, X, num_particles=4, particle_chunk=3)["z"]
     expected = stats.norm.logpdf(z).sum(-1) + stats.norm(z @ W.T + B, SIGMA).logpdf(X).sum(-1)
     expected -= stats.norm(params["z_auto_loc"], params["z_auto_scale"]).logpdf(z).sum(-1)
     np.testing.assert_allclose(weights, expected, rtol=1e-4)
@@ -334,8 +341,8 @@ def test_progress_bar_counts_every_pair(capsys):
 
 
 def test_reconstruction_error_is_the_mean_square_of_the_models_mean():
-    error = reconstruction_error(KEY, linear, wide, PARAMS, X, num_particles=3)
-    z = proposals(KEY, linear, wide, PARAMS, X, num_particles=3)["z"]
+    error = reconstruction_error(KEY, linear, wide, PARAMS, X, num_particles=10)
+    z = proposals(KEY, linear, wide, PARAMS, X, num_particles=10)["z"]
     expected = np.square(X - (z @ W.T + B)).mean((0, 2))
     np.testing.assert_allclose(error.per_image, expected, rtol=1e-4)
     assert error.mean == pytest.approx(expected.mean(), rel=1e-4)
@@ -360,7 +367,8 @@ def test_summaries_of_known_weights():
     estimate = Estimate.from_log_weights(weights)
     np.testing.assert_allclose(estimate.per_image, np.log([2.0, 4.0]))
     np.testing.assert_allclose(estimate.ess, [64 / 20, 4.0])
-    np.testing.assert_allclose(estimate.mc_standard_error, [np.std([1, 3, 1, 3], ddof=1) / 2 / 2, 0], atol=1e-7)
+    standard_error = stats.sem([1.0, 3.0, 1.0, 3.0]) / 2.0
+    np.testing.assert_allclose(estimate.mc_standard_error, [standard_error, 0.0], atol=1e-7)
     assert estimate.curve.num_particles.tolist() == [1, 2, 4]
     np.testing.assert_allclose(estimate.curve.per_image[0], [np.log(3) / 2, np.log(4)])
     np.testing.assert_allclose(estimate.curve.per_image[-1], estimate.per_image)
@@ -385,9 +393,8 @@ def test_log_sum_exp_is_stable():
         np.testing.assert_allclose(shifted.ess, Estimate.from_log_weights(base).ess, rtol=1e-9)
 
 
-def test_curve_is_unbiased_for_every_k():
-    weights = log_weights(KEY, linear, wide, PARAMS, X, num_particles=110, particle_chunk=110)
-    curve = Estimate.from_log_weights(weights).curve
+def test_curve_averages_disjoint_groups(weights):
+    curve = Estimate.from_log_weights(weights[:110]).curve
     assert curve.num_particles.tolist() == [1, 2, 5, 10, 20, 50, 100, 110]
     groups = weights[:100].reshape(2, 50, IMAGES)
     np.testing.assert_allclose(curve.per_image[5], (logsumexp(groups, axis=1) - np.log(50)).mean(0), rtol=1e-5)
@@ -414,7 +421,7 @@ def test_a_narrow_guide_is_found_out_and_a_good_one_is_not():
     assert bad.trusted.mean() < 0.7  # what lies beyond the draws cannot be seen from them, not even by Pareto k
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert iwlb(KEY, linear, wide, PARAMS, X, num_particles=500, particle_chunk=250).trusted.all()
+        assert iwlb(KEY, linear, wide, PARAMS, X, num_particles=500).trusted.all()
 
 
 def test_images_without_any_weight_are_minus_infinity_and_untrusted():
@@ -467,9 +474,9 @@ def test_compare_refuses_other_images():
         compare({"a": a}, baseline="b")
 
 
-def test_inference_data_goes_to_netcdf_and_resamples_towards_the_posterior(tmp_path):
-    estimate = iwlb(KEY, linear, wide, PARAMS, X, num_particles=1000, particle_chunk=500)
-    draws = proposals(KEY, linear, wide, PARAMS, X, num_particles=1000, particle_chunk=500)
+def test_inference_data_goes_to_netcdf_and_resamples_towards_the_posterior(tmp_path, weights):
+    draws = proposals(KEY, linear, wide, PARAMS, X, num_particles=1000)
+    estimate = Estimate.from_log_weights(weights[:1000])  # the same key, and so the weights of these draws
     path = tmp_path / "inference_data.nc"
     to_inference_data(estimate, proposals=draws, resample_key=random.key(1), path=path)
     data = import_arviz().from_netcdf(str(path))
@@ -486,8 +493,8 @@ def test_inference_data_goes_to_netcdf_and_resamples_towards_the_posterior(tmp_p
     data.close()
 
 
-def test_inference_data_names_what_it_holds():
-    estimate = iwlb(KEY, linear, wide, PARAMS, X, num_particles=4)
+def test_inference_data_names_what_it_holds(weights):
+    estimate = Estimate.from_log_weights(weights[:4])
     assert set(to_inference_data(estimate).groups()) == {"importance", "curve"}
     draws = {"z": np.zeros((4, IMAGES, LATENT))}
     assert "posterior" not in to_inference_data(estimate, proposals=draws).groups()
@@ -536,9 +543,10 @@ def labelled(x, y):
         numpyro.sample("x", dist.Normal(z + y, 1), obs=x)
 
 
-def misshapen(x):
-    with numpyro.plate("images", 1):
-        numpyro.sample("z", dist.Normal(jnp.zeros(3), 1))
+def joint(x):
+    """All images at once, as AutoMultivariateNormal does it: an auxiliary site, and deltas."""
+    numpyro.sample("all", dist.Normal(jnp.zeros(len(x)), 1).to_event(1), infer={"is_auxiliary": True})
+    GOOD_GUIDE(x)
 
 
 BAD_PAIRS = {
@@ -567,24 +575,16 @@ BAD_PAIRS = {
         GOOD_GUIDE,
         "of the model must have .* images, 4; it has 3",
     ),
-    "site of another size": (GOOD_MODEL, misshapen, r'"z" of the guide must have 4 entries .* shape \(3,\)'),
+    "joint guide": (GOOD_MODEL, joint, '"all" of the guide is outside of the "images" plate'),
 }
 
 
 @pytest.mark.parametrize("case", BAD_PAIRS)
 def test_model_and_guide_must_fit(case):
     model, guide, message = BAD_PAIRS[case]
-    image_chunk = None if case.endswith("another size") else 8
+    image_chunk = None if case == "plate of another size" else 8
     with pytest.raises(ValueError, match=message):
         iwlb(KEY, model, guide, {}, ONES, num_particles=2, image_chunk=image_chunk)
-
-
-def test_a_joint_guide_over_all_images_is_refused():
-    guide = AutoMultivariateNormal(GOOD_MODEL)
-    svi = SVI(GOOD_MODEL, guide, numpyro.optim.Adam(1e-2), Trace_ELBO())
-    params = svi.get_params(svi.init(random.key(0), ONES))
-    with pytest.raises(ValueError, match='"_auto_latent" of the guide is outside'):
-        iwlb(KEY, GOOD_MODEL, guide, params, ONES, num_particles=2)
 
 
 def test_a_scale_of_one_is_no_scale():
@@ -626,7 +626,7 @@ def test_nan_weights_are_traced_to_their_site():
     x = ONES.copy()
     x[2] = np.nan
     with pytest.raises(ValueError, match=r"in 1 of 4 images. First: particle 0, image 2, where log p\(x\) = nan"):
-        iwlb(KEY, GOOD_MODEL, GOOD_GUIDE, {}, x, num_particles=3)
+        iwlb(KEY, GOOD_MODEL, GOOD_GUIDE, {}, x, num_particles=2)
     for bad in (np.nan, np.inf):
         with pytest.raises(ValueError, match="below"):
             Estimate.from_log_weights(np.array([[0.0, bad]]))
@@ -643,6 +643,6 @@ def test_switching_numpyros_validation_off_does_not_change_a_bound():
             numpyro.sample("x", dist.Normal(z, 1), obs=x)
 
     with numpyro.validation_enabled(False):
-        weights = log_weights(KEY, model, GOOD_GUIDE, {}, ONES, num_particles=5)
-    z = proposals(KEY, model, GOOD_GUIDE, {}, ONES, num_particles=5)["z"]
+        weights = log_weights(KEY, model, GOOD_GUIDE, {}, ONES, num_particles=2)
+    z = proposals(KEY, model, GOOD_GUIDE, {}, ONES, num_particles=2)["z"]
     np.testing.assert_array_equal(np.isneginf(weights), (z < -1) | (z > 0))
