@@ -161,7 +161,7 @@ def fit(
                         "rate": (step - logged) / (time.monotonic() - logged_at),
                     }
                     if validate is not None and validating:
-                        values = validate(svi.get_params(carry.svi))
+                        values = validate(jax.tree.map(jnp.copy, svi.get_params(carry.svi)))  # ours are donated
                         entry |= {f"validation_{name}": float(value) for name, value in values.items()}
                     log.add(step, entry)
                     bar.set_postfix_str(

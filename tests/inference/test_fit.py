@@ -193,6 +193,17 @@ def test_log_file_says_what_the_result_says(tmp_path):
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
+def test_params_given_to_validate_may_be_kept():
+    def keep(params):
+        kept.append(params)
+        return {}
+
+    kept: list[dict[str, Any]] = []
+    result = train(None, steps=10, validate=keep, validate_every=5)
+    assert not np.array_equal(kept[0]["weights"], kept[1]["weights"])
+    assert np.array_equal(kept[1]["weights"], result.params["weights"])
+
+
 def test_logged_loss_is_the_mean_since_the_last_entry():
     every, mean = train(None, steps=6, log_every=1).log, train(None, steps=6, log_every=3).log
     losses = [entry["loss"] for entry in every]
