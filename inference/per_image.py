@@ -3,7 +3,7 @@
 Images are run as batches of one, and `jax.vmap` puts a chunk of images and particles together again. With shared
 weights that costs the same as a batched run (convolutions and matrix products merge the mapped axes), and it buys an
 exact rule for random numbers: pair (particle k, image i) always uses fold_in(fold_in(key, i), k). So no result
-depends on how the work is chunked, nor on which other images are evaluated.
+depends on how the work is chunked, nor on how many particles and images there are besides.
 """
 
 from collections.abc import Callable, Mapping
