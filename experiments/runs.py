@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sgm_ppl.inference.files import jsonable, make_folder, write_json
+from sgm_ppl.files import jsonable, make_folder, write_json
 
 __all__ = ["Run", "config_to_json", "load_config"]
 

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from sgm_ppl.inference.files import explain_write_errors, make_folder, write_atomically, write_json
+from sgm_ppl.files import explain_write_errors, make_folder, write_atomically, write_json
 
 __all__ = ["Checkpoints", "load_params", "save_params"]
 

@@ -6,18 +6,20 @@ from pathlib import Path
 
 import jax
 
+from sgm_ppl.files import cache_folder
+
 __all__ = ["enable_compilation_cache"]
 
 
 def enable_compilation_cache() -> Path | None:
-    """Keep compiled programs in `$SGM_PPL_CACHE/xla` (default: `~/.cache/sgm-ppl/xla`), and say where.
+    """Keep compiled programs in the folder `xla` of `cache_folder()`, and say where.
 
     A folder that the user gave to JAX itself (`JAX_COMPILATION_CACHE_DIR`) stays as it is. One that cannot be written
     costs time, not results, so it is a warning, and None comes back.
     """
     if chosen := jax.config.values["jax_compilation_cache_dir"]:
         return Path(chosen)
-    folder = Path(os.environ.get("SGM_PPL_CACHE") or "~/.cache/sgm-ppl").expanduser() / "xla"
+    folder = cache_folder() / "xla"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):

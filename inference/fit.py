@@ -20,9 +20,9 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 from tqdm import tqdm
 
+from sgm_ppl.files import make_folder
 from sgm_ppl.inference.batches import Batches
 from sgm_ppl.inference.checkpoints import Checkpoints
-from sgm_ppl.inference.files import make_folder
 from sgm_ppl.inference.log import Entry, Log
 
 __all__ = ["FitResult", "TrainingDiverged", "fit"]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sgm_ppl.inference.files import explain_write_errors, jsonable, write_atomically
+from sgm_ppl.files import explain_write_errors, jsonable, write_atomically
 
 __all__ = ["Log", "read_log"]
 

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from sgm_ppl.data.dataset import Split, check_train
 from sgm_ppl.data.factors import NAMES, SHAPES, draw_on_grid
-from sgm_ppl.data.files import cached
 from sgm_ppl.data.sprites import COUNTS
+from sgm_ppl.files import cached
 
 TFDS_NAMES = {"mnist": "mnist", "dsprites": "dsprites", "svhn": "svhn_cropped", "galaxy_mnist": "galaxy_mnist"}
 VALIDATION = {"mnist": 10_000, "svhn": 10_000, "galaxy_mnist": 1_000}  # taken off the end of the training set

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from sgm_ppl.data.dataset import Dataset
-from sgm_ppl.data.files import atomic_file
+from sgm_ppl.files import atomic_file
 
 _ROWS = 10
 _GAP = 2

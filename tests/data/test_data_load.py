@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from sgm_ppl.data import check_images, describe, load, measure_sprites, prepare, render_sprites
-from sgm_ppl.data.files import cached
 
 
 def as_set(images: np.ndarray) -> set[bytes]:
@@ -173,32 +172,3 @@ def test_preparing_refuses_what_it_cannot_do(tmp_path):
         prepare("galaxy_mnist", tmp_path, source=tmp_path / "none")
     with pytest.raises(ValueError, match=r"train_dataset.hdf5 and test_dataset.hdf5"):
         prepare("galaxy_mnist", tmp_path)
-
-
-def test_the_cache_follows_its_source_and_survives_damage(tmp_path, monkeypatch):
-    source, folder = tmp_path / "source", tmp_path / "cache"
-    source.write_text("one")
-    monkeypatch.setenv("SGM_PPL_CACHE", str(folder))
-    calls = []
-
-    def make():
-        calls.append(1)
-        return {"a": np.arange(3)}
-
-    for _ in range(2):
-        assert cached("x", [source], make)["a"].tolist() == [0, 1, 2]
-    assert len(calls) == 1
-    (stored,) = folder.iterdir()
-    stored.write_bytes(stored.read_bytes()[:20])  # truncated
-    assert cached("x", [source], make)["a"].tolist() == [0, 1, 2]
-    assert len(calls) == 2
-    source.write_text("another")
-    cached("x", [source], make)
-    assert len(calls) == 3
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    monkeypatch.setenv("SGM_PPL_CACHE", str(blocked / "below"))
-    assert cached("x", [blocked], lambda: {"a": np.zeros(2)})["a"].tolist() == [0, 0]

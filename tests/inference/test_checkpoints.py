@@ -1,7 +1,6 @@
 """Checkpoints and files of parameters: whole or refused, never half."""
 
 import errno
-import json
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 
 from sgm_ppl.inference import load_params, save_params
 from sgm_ppl.inference.checkpoints import Checkpoints
-from sgm_ppl.inference.files import jsonable, write_json
 
 ABOUT = {"key": [0, 1]}
 
@@ -191,35 +189,3 @@ def test_what_is_no_parameter_is_refused(tmp_path, wrong):
     with pytest.raises(TypeError, match="Parameters must be"):
         save_params(tmp_path / "params.npz", wrong)
     assert not list(tmp_path.iterdir())
-
-
-# --- JSON -------------------------------------------------------------------------------------------------------------
-
-
-def test_json_of_arrays_and_infinities(tmp_path):
-    value = {
-        "a": np.float32(0.5),
-        "b": jnp.arange(2),
-        "c": (np.nan, -np.inf),
-        "d": np.bool_(True),
-        "e": tmp_path,
-        "f": None,
-    }
-    assert jsonable(value) == {"a": 0.5, "b": [0, 1], "c": ["nan", "-inf"], "d": True, "e": str(tmp_path), "f": None}
-    with pytest.raises(TypeError, match="JSON holds numbers, strings"):
-        jsonable({"a": object()})
-
-
-@pytest.mark.parametrize("failing", ["os.replace", "os.fsync"])
-def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch, failing):
-    write_json(tmp_path / "metrics.json", {"old": 1})
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(failing, full)
-        with pytest.raises(OSError, match=r"Cannot write .*metrics.json: No space left on device"):
-            write_json(tmp_path / "metrics.json", {"new": 2})
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {"old": 1}
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
