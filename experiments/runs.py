@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sgm_ppl.files import jsonable, make_folder, write_json
 
-__all__ = ["Run", "config_to_json", "load_config"]
+__all__ = ["Run", "config_to_json", "load_config", "read_json"]
 
 Config = TypeVar("Config")
 
@@ -35,7 +35,7 @@ class Run:
         path = folder / "config.json"
         ours = config_to_json(config)
         if path.is_file():
-            if differing := _differences(_read_json(path), ours):
+            if differing := _differences(read_json(path), ours):
                 listed = "".join(f"\n  {line}" for line in differing)
                 raise FileExistsError(
                     f"{folder} holds a run with another configuration:{listed}\n"
@@ -55,7 +55,7 @@ class Run:
     def metrics(self) -> dict[str, Any]:
         """What `save_metrics` wrote; nothing before that."""
         path = self.folder / "metrics.json"
-        return _read_json(path) if path.is_file() else {}
+        return read_json(path) if path.is_file() else {}
 
     @property
     def finished(self) -> bool:
@@ -91,14 +91,15 @@ def load_config(path: Path | str, cls: type[Config]) -> Config:
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
     try:
-        return _decode(_read_json(path), cls, "")
+        return _decode(read_json(path), cls, "")
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist, so this is not the folder of a run.") from None
     except ValueError as error:
         raise ValueError(f"{path} does not fit {cls.__name__}: {error}") from error
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """The content of a JSON file of a run."""
     try:
         return json.loads(path.read_text())
     except ValueError as error:

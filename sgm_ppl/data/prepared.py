@@ -73,7 +73,7 @@ def require(name: str, data_dir: str | os.PathLike[str] | None) -> Path:
         raise FileNotFoundError(
             f"Data set {name!r} has not been prepared: there is no {TFDS_NAMES[name]}/VERSION/dataset_info.json in "
             f"{tfds_root(data_dir)}. Prepare it with: {how_to_prepare(name, data_dir)}. "
-            "If it lies elsewhere, name that folder with `data_dir` or the environment variable SGM_PPL_DATA."
+            "If it lies elsewhere, name that folder with `data_dir` (--data-dir) or the variable SGM_PPL_DATA."
         )
     try:
         form = json.loads((folder / "dataset_info.json").read_text()).get("fileFormat", "tfrecord")

@@ -26,7 +26,7 @@ def contact_sheet(data: Dataset, path: str | os.PathLike[str], *, columns: int =
     if not path.parent.is_dir():
         raise FileNotFoundError(f"There is no folder {path.parent} to write {path.name} to.")
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists already; choose another name or ask to overwrite it.")
+        raise FileExistsError(f"{path} exists already. Choose another name, or set `overwrite` (--overwrite).")
     split = data.train
     if split.labels is None:
         rows = [np.arange(start, len(split.images))[:columns] for start in range(0, len(split.images), columns)]

@@ -1,0 +1,61 @@
+"""The table of everything that can be run. A new experiment is one file and one row here.
+
+The file holds three things, and a model a fourth:
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class TrainVae(Config):                     # from sgm_ppl.experiments.config: `data`, `seed`, ...
+        steps: int = 10_000
+        \"\"\"Shown by --help; a field is an option, --steps.\"\"\"
+
+    PRESETS = {"smoke": TrainVae(steps=20), "laptop": TrainVae(steps=2_000), "paper": TrainVae()}
+
+    def run(config: TrainVae, run: Run) -> dict:
+        \"\"\"Work in `run.folder` (a second call there resumes), and return what belongs into metrics.json.\"\"\"
+
+    def evaluate(config: TrainVae, trained: Run, evaluation: Evaluation, run: Run) -> dict:
+        \"\"\"Look at what the finished run `trained` has left, and return metrics; `run` is a folder of its own.\"\"\"
+
+Rows are strings: nothing is imported before it is asked for, so the command line starts quickly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any, NamedTuple
+
+__all__ = ["DEMO", "EXPERIMENTS", "MODELS", "Entry", "entry_of"]
+
+
+class Entry(NamedTuple):
+    """One row: "module:ConfigurationClass", and one line of help."""
+
+    target: str
+    help: str
+
+    @property
+    def class_name(self) -> str:
+        return self.target.partition(":")[2]
+
+    def module(self) -> ModuleType:
+        """The module, imported now."""
+        return importlib.import_module(self.target.partition(":")[0])
+
+    def config_class(self) -> Any:
+        return getattr(self.module(), self.class_name)
+
+
+# `sgm-ppl demo`
+DEMO = Entry("sgm_ppl.experiments.demo:Demo", "train the symmetry-aware model on real digits and write a report")
+
+# `sgm-ppl train NAME`
+MODELS: dict[str, Entry] = {}
+
+# `sgm-ppl experiment NAME`
+EXPERIMENTS: dict[str, Entry] = {}
+
+
+def entry_of(class_name: str) -> Entry | None:
+    """The row whose configuration class has this name; config.json begins with it."""
+    rows = [DEMO, *MODELS.values(), *EXPERIMENTS.values()]
+    return next((row for row in rows if row.class_name == class_name), None)
