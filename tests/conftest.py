@@ -1,4 +1,4 @@
-"""What all tests share: a fixed key, double precision on request, and the folder of real data."""
+"""What all tests share: a cache of their own, a fixed key, double precision on request, and the folder of real data."""
 
 import os
 from collections.abc import Iterator
@@ -6,6 +6,14 @@ from pathlib import Path
 
 import jax
 import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing is read from, or left in, the user's cache."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SGM_PPL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture
