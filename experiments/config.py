@@ -6,10 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 from tyro.conf import arg
 
 if TYPE_CHECKING:
-    from sgm_ppl.data import Dataset
+    from sgm_ppl.data import Dataset, Split
 
 __all__ = ["Config", "Evaluation", "Preset"]
 
@@ -57,11 +58,20 @@ class Evaluation:
     particles: int = 300
     """K: draws from the guide for each image."""
     images: int | None = None
-    """The first so many images; None is all of them."""
+    """At most so many images, evenly spread over the split; None is all of them."""
     split: Literal["validation", "test"] = "test"
     """Which images."""
     seed: int = 0
     """Draws follow from it."""
+
+    def select(self, data: Dataset) -> Split:
+        """The images to look at. Spread evenly, because some sets are sorted by class."""
+        split: Split = getattr(data, self.split)
+        there = len(split.images)
+        count = there if self.images is None else min(self.images, there)
+        if count < 1:
+            raise ValueError(f"`images` must be at least 1, or None for all of them; got {self.images}.")
+        return split.take(np.arange(count) * there // count)
 
 
 EVALUATIONS: dict[Preset, Evaluation] = {

@@ -4,7 +4,7 @@ from sgm_ppl.data.checks import check_images
 from sgm_ppl.data.dataset import Dataset, Split
 from sgm_ppl.data.prepared import prepare
 from sgm_ppl.data.registry import Row, describe, load
-from sgm_ppl.data.sheet import contact_sheet
+from sgm_ppl.data.sheet import contact_sheet, write_grid
 from sgm_ppl.data.sprites import measure_sprites, render_sprites
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "measure_sprites",
     "prepare",
     "render_sprites",
+    "write_grid",
 ]

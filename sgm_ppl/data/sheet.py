@@ -1,8 +1,9 @@
-"""A picture of what is in a set."""
+"""Pictures of many images: of what is in a set, and of what a model makes of it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,15 +33,21 @@ def contact_sheet(data: Dataset, path: str | os.PathLike[str], *, columns: int =
         rows = [np.arange(start, len(split.images))[:columns] for start in range(0, len(split.images), columns)]
     else:
         rows = [np.flatnonzero(split.labels == label)[:columns] for label in np.unique(split.labels)]
-    rows = rows[:_ROWS]
-    magnify = max(1, _SHOWN // data.height)
-    cell_height, cell_width = data.height * magnify + _GAP, data.width * magnify + _GAP
-    sheet = np.full((len(rows) * cell_height + _GAP, columns * cell_width + _GAP, data.channels), 96, np.uint8)
+    return write_grid(path, [split.images[row] for row in rows[:_ROWS]])
+
+
+def write_grid(path: Path, rows: Sequence[np.ndarray]) -> Path:
+    """Rows of images [n, H, W, C] in [0, 1], of any lengths n, as one PNG; values outside are clipped."""
+    height, width, channels = rows[0].shape[1:]
+    magnify = max(1, _SHOWN // height)
+    cell_height, cell_width = height * magnify + _GAP, width * magnify + _GAP
+    columns = max(len(row) for row in rows)
+    sheet = np.full((len(rows) * cell_height + _GAP, columns * cell_width + _GAP, channels), 96, np.uint8)
     for i, row in enumerate(rows):
-        for j, index in enumerate(row):
-            pixels = np.round(split.images[index] * 255).astype(np.uint8).repeat(magnify, 0).repeat(magnify, 1)
+        for j, image in enumerate(np.round(np.clip(row, 0, 1) * 255).astype(np.uint8)):
+            pixels = image.repeat(magnify, 0).repeat(magnify, 1)
             top, left = i * cell_height + _GAP, j * cell_width + _GAP
             sheet[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
     with atomic_file(path) as file:
-        Image.fromarray(sheet[..., 0] if data.channels == 1 else sheet).save(file, "PNG")
+        Image.fromarray(sheet[..., 0] if channels == 1 else sheet).save(file, "PNG")
     return path

@@ -16,7 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from toy import PRESETS, Toy
 
 from sgm_ppl.data import load
-from sgm_ppl.experiments import Config, load_config, registry
+from sgm_ppl.experiments import Config, Evaluation, load_config, registry
 from sgm_ppl.experiments.cli import main
 
 ROW = registry.Entry("toy:Toy", "learn the mean image")
@@ -322,6 +322,15 @@ def test_evaluate_is_a_run_of_its_own(say, images, tmp_path):
     assert "finished already" in say("evaluate", tmp_path / "run", "--preset", "smoke")[1]
     assert say("evaluate", tmp_path / "run", "--preset", "smoke", "--split", "validation", "--images", 1)[0] == 0
     assert (tmp_path / "run" / "evaluations" / "smoke-images=1-split=validation").is_dir()
+
+
+def test_images_are_spread_over_a_split_that_is_sorted_by_class():
+    digits = load("digits")
+    assert Evaluation(images=10).select(digits).labels.tolist() == list(range(10))
+    assert len(Evaluation(images=10_000, split="validation").select(digits).images) == 500
+    np.testing.assert_array_equal(Evaluation(images=None).select(digits).images, digits.test.images)
+    with pytest.raises(ValueError, match="`images` must be at least 1"):
+        Evaluation(images=0).select(digits)
 
 
 def test_evaluations_of_two_runs_do_not_share_a_folder(say, images):

@@ -54,6 +54,6 @@ def _fail(config: Toy) -> None:
 
 
 def evaluate(config: Toy, trained: Run, evaluation: Evaluation, run: Run) -> dict[str, Any]:
-    images = getattr(config.load_data(), evaluation.split).images[: evaluation.images]
+    images = evaluation.select(config.load_data()).images
     error = float(((images - trained.metrics["mean"]) ** 2).mean())
     return {"error": error, "images": len(images), "particles": evaluation.particles}
