@@ -36,8 +36,9 @@ def contact_sheet(data: Dataset, path: str | os.PathLike[str], *, columns: int =
     return write_grid(path, [split.images[row] for row in rows[:_ROWS]])
 
 
-def write_grid(path: Path, rows: Sequence[np.ndarray]) -> Path:
+def write_grid(path: str | os.PathLike[str], rows: Sequence[np.ndarray]) -> Path:
     """Rows of images [n, H, W, C] in [0, 1], of any lengths n, as one PNG; values outside are clipped."""
+    path = Path(path)
     height, width, channels = rows[0].shape[1:]
     magnify = max(1, _SHOWN // height)
     cell_height, cell_width = height * magnify + _GAP, width * magnify + _GAP
