@@ -1,0 +1,251 @@
+"""InvVAE: both bounds against grid integration, the cases in which they are the VAE's, and the case in which one is none."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.infer import Predictive
+from numpyro.infer.util import log_density
+from scipy import stats
+from scipy.special import logsumexp
+from tiny_vae import TinyNets, initial_params, with_scale
+
+from sgm_ppl.inference import adamw, iwlb
+from sgm_ppl.inference.refit import refit
+from sgm_ppl.models.inv_vae import inv_vae, inv_vae_guide
+from sgm_ppl.models.sgm import SGM
+from sgm_ppl.models.vae import vae, vae_guide
+from sgm_ppl.transforms import Affine
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+NETS = TinyNets()
+ROTATION = Affine(("rotation",))
+X = np.random.default_rng(0).uniform(size=(2, 4, 4, 1)).astype(np.float32)
+SIGMA = 0.5
+
+
+def prior_mean(x_hat):
+    """More light on the left, more rotation."""
+    return 2 * (x_hat[..., :2, :].mean((-3, -2, -1)) - x_hat[..., 2:, :].mean((-3, -2, -1)))
+
+
+def rotations(x_hat):
+    return numpyro.sample("eta", dist.Normal(prior_mean(x_hat)[..., None], 0.6).to_event(1))
+
+
+def wide_guide(x, scale=1.0):
+    with numpyro.plate("images", x.shape[0]):
+        numpyro.sample("eta", dist.Normal(jnp.zeros((x.shape[0], 1)), 0.8 * scale).to_event(1))
+
+
+TURNED = SGM(ROTATION, rotations, wide_guide, (4, 4, 1))
+
+
+def always(*eta):
+    """A prior, or with a plate a guide, that knows η."""
+
+    def prior(x_hat):
+        return numpyro.sample("eta", dist.Delta(jnp.broadcast_to(jnp.array(eta), (x_hat.shape[0], len(eta))), event_dim=1))
+
+    def guide(x):
+        with numpyro.plate("images", x.shape[0]):
+            prior(x)
+
+    return prior, guide
+
+
+@pytest.fixture(scope="module")
+def params(quick_compilation):
+    return with_scale(initial_params(NETS), NETS, SIGMA)
+
+
+# --- Brute force ------------------------------------------------------------------------------------------------------
+
+Z = np.linspace(-6.0, 6.0, 201)
+ETA = np.linspace(-5.0, 5.0, 801)
+
+
+def integrate(log_density):
+    """log ∫∫ exp(log_density[..., z, eta]) dz dη on the grid."""
+    return logsumexp(log_density, axis=(-2, -1)) + np.log((Z[1] - Z[0]) * (ETA[1] - ETA[0]))
+
+
+def log_normal(value, mean, scale):
+    return stats.norm(mean, scale).logpdf(value).sum((-3, -2, -1))
+
+
+def observation_by_grid(params):
+    """log ∫∫ p(z) p(η | μ(z)) N(x | T_η(μ(z)), σ) dz dη."""
+    mean = NETS.decode(params, jnp.asarray(Z[:, None], jnp.float32))
+    moved = np.asarray(ROTATION(jnp.asarray(ETA[:, None], jnp.float32))(mean[:, None]))  # [z, eta, ...]
+    prior = stats.norm(np.asarray(prior_mean(mean))[:, None], 0.6).logpdf(ETA) + stats.norm.logpdf(Z)[:, None]
+    return np.array([integrate(prior + log_normal(x, moved, SIGMA)) for x in X])
+
+
+def prototype_by_grid(params):
+    """log ∫∫ p(z) N(T_η⁻¹(x) | μ(z), σ) p(η | T_η⁻¹(x)) dz dη."""
+    mean = np.asarray(NETS.decode(params, jnp.asarray(Z[:, None], jnp.float32)))
+    bounds = []
+    for x in X:
+        x_hat = ROTATION(jnp.asarray(ETA[:, None], jnp.float32)).inverse()(x)
+        prior = stats.norm(np.asarray(prior_mean(x_hat)), 0.6).logpdf(ETA) + stats.norm.logpdf(Z)[:, None]
+        bounds.append(integrate(prior + log_normal(np.asarray(x_hat)[None], mean[:, None], SIGMA)))
+    return np.array(bounds)
+
+
+@pytest.mark.parametrize(("space", "by_grid"), [("observation", observation_by_grid), ("prototype", prototype_by_grid)])
+def test_bound_agrees_with_grid_integration(params, space, by_grid):
+    exact = by_grid(params)
+    options = {"num_particles": 10_000, "particle_chunk": 5000, "nets": NETS, "sgm": TURNED, "space": space}
+    estimate = iwlb(random.key(1), inv_vae, inv_vae_guide, params, X, **options)
+    assert estimate.mc_standard_error.max() < 0.04
+    assert (np.abs(estimate.per_image - exact) < 4 * estimate.mc_standard_error).all()
+
+
+def test_the_two_spaces_differ(params):
+    assert np.abs(observation_by_grid(params) - prototype_by_grid(params)).min() > 0.2
+
+
+def test_widening_changes_the_proposal_and_not_what_it_estimates(params):
+    options = {"num_particles": 10_000, "particle_chunk": 5000, "nets": NETS, "sgm": TURNED, "widened": True}
+    wider = params | {"eta_widening": jnp.array([1.5])}
+    estimate = iwlb(random.key(2), inv_vae, inv_vae_guide, wider, X, **options)
+    assert (np.abs(estimate.per_image - observation_by_grid(params)) < 4 * estimate.mc_standard_error).all()
+    guide = handlers.substitute(partial(inv_vae_guide, nets=NETS, sgm=TURNED, widened=True), data=wider)
+    trace = handlers.trace(handlers.seed(guide, 0)).get_trace(X)
+    np.testing.assert_allclose(trace["eta"]["fn"].base_dist.scale, 1.2, rtol=1e-6)
+
+
+# --- Degenerate cases -------------------------------------------------------------------------------------------------
+
+
+def log_weight(model, guide, params, draws):
+    """Σ_i log w of given draws."""
+    kwargs = {"nets": NETS} | ({"sgm": draws.pop("sgm"), "space": draws.pop("space")} if "sgm" in draws else {})
+    return log_density(model, (X,), kwargs, params | draws)[0] - log_density(guide, (X,), kwargs, params | draws)[0]
+
+
+@pytest.mark.parametrize("space", ["prototype", "observation"])
+def test_without_transformations_the_weights_are_those_of_the_vae(params, space):
+    prior, guide = always(0.0)
+    still = {"eta": jnp.zeros((2, 1)), "sgm": SGM(ROTATION, prior, guide, (4, 4, 1)), "space": space}
+    for seed in range(3):
+        z = {"z": random.normal(random.key(seed), (2, 1))}
+        np.testing.assert_allclose(
+            log_weight(inv_vae, inv_vae_guide, params, z | still), log_weight(vae, vae_guide, params, z), rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("space", ["prototype", "observation"])
+def test_without_transformations_the_bound_is_that_of_the_vae(params, space):
+    sgm = SGM(ROTATION, *always(0.0), (4, 4, 1))
+    options = {"num_particles": 2000, "particle_chunk": 2000, "nets": NETS}
+    plain = iwlb(random.key(0), vae, vae_guide, params, X, **options)
+    inv = iwlb(random.key(1), inv_vae, inv_vae_guide, params, X, sgm=sgm, space=space, **options)
+    error = np.hypot(plain.mc_standard_error, inv.mc_standard_error)
+    assert error.max() < 0.1
+    assert (np.abs(plain.per_image - inv.per_image) < 4 * error).all()
+
+
+# --- Shrinking images -------------------------------------------------------------------------------------------------
+
+
+def shrunk_bounds(shrinkage, floor):
+    """Both bounds of an InvVAE whose prototypes are images shrunk by e^−shrinkage. Its decoder says that all is black.
+
+    That decoder is the worst there is. σ is its best in either space: the root mean square of what it leaves.
+    """
+    nets = TinyNets((16, 16, 1), scale_floor=floor)
+    x = np.random.default_rng(3).uniform(0.2, 1.0, size=(8, 16, 16, 1)).astype(np.float32)
+    transform = Affine(("scale_x", "scale_y"))
+    sgm = SGM(transform, *always(shrinkage, shrinkage), nets.image_shape)
+    params = initial_params(nets)
+    params["decoder$params"] = jax.tree.map(jnp.zeros_like, params["decoder$params"])
+    x_hat = transform(jnp.full(2, shrinkage)).inverse()(x)
+    bounds = {}
+    for space, left in (("prototype", x_hat), ("observation", x)):
+        best = with_scale(params, nets, jnp.maximum(jnp.sqrt(jnp.square(left).mean(0)), floor))
+        bounds[space] = iwlb(
+            random.key(0), inv_vae, inv_vae_guide, best, x, num_particles=2, nets=nets, sgm=sgm, space=space
+        ).mean
+    return bounds
+
+
+def test_shrinking_raises_the_prototype_bound_without_limit_and_the_other_not_at_all():
+    floor = 1e-3
+    at = {shrinkage: shrunk_bounds(shrinkage, floor) for shrinkage in (0.0, 0.7, 1.4, 2.1)}
+    prototype = [bounds["prototype"] for bounds in at.values()]
+    observation = [bounds["observation"] for bounds in at.values()]
+    assert prototype[0] == pytest.approx(observation[0], abs=1e-3)  # the VAE's own bound
+    assert (np.diff(prototype) > 50).all()
+    np.testing.assert_allclose(observation, observation[0], atol=1e-3)
+    # An e-fold lower floor earns a nat for every pixel that has become black; observations have none of these.
+    lower = shrunk_bounds(2.1, floor / np.e)
+    black = lower["prototype"] - prototype[-1]
+    assert 200 < black < 256
+    assert lower["observation"] == pytest.approx(observation[0], abs=1e-3)
+
+
+# --- Refitting --------------------------------------------------------------------------------------------------------
+
+
+def test_refit_moves_what_it_is_told_and_raises_the_bound(params):
+    model, guide = (partial(program, nets=NETS, sgm=TURNED, widened=True) for program in (inv_vae, inv_vae_guide))
+    start = params | {"eta_widening": jnp.array([0.05])}
+    refitted = refit(
+        model,
+        guide,
+        start,
+        X,
+        only=["pixel_scale$params", "eta_widening"],
+        optimiser=adamw(0.05, steps=60),
+        key=random.key(0),
+        steps=60,
+        batch_size=2,
+        progress=False,
+    )
+    assert set(refitted) == set(start)
+    for name in start:
+        same = jax.tree.map(np.array_equal, refitted[name], start[name])
+        assert jax.tree.all(same) == (name not in ("pixel_scale$params", "eta_widening"))
+    assert refitted["eta_widening"] > 0.1
+    before, after = (
+        iwlb(random.key(1), model, guide, p, X, num_particles=20, image_chunk=2).curve.mean[0] for p in (start, refitted)
+    )
+    assert after > before + 3
+    with pytest.raises(ValueError, match=r"`only` names some of `params`.*got \['eta_width'\]"):
+        refit(model, guide, start, X, only=["eta_width"], optimiser=None, key=random.key(0), steps=1, batch_size=1)
+
+
+# --- Sampling and errors ----------------------------------------------------------------------------------------------
+
+
+def test_predictive_draws_prototypes_and_their_transformations(params):
+    model = partial(inv_vae, nets=NETS, sgm=TURNED, num_images=4)
+    draws = jax.jit(Predictive(model, params=params, num_samples=2))(random.key(0))
+    assert draws["x"].shape == draws["x_hat"].shape == draws["x_mean"].shape == (2, 4, 4, 4, 1)
+    np.testing.assert_allclose(draws["x_mean"], ROTATION(draws["eta"])(draws["x_hat"]), atol=1e-4)
+    np.testing.assert_allclose(draws["x_hat"], NETS.decode(params, draws["z"]), atol=1e-5)
+
+
+def test_bad_input_is_explained(params):
+    run = handlers.seed(inv_vae, 0)
+    with pytest.raises(ValueError, match="`space` is one of 'prototype', 'observation'; got 'pixel'"):
+        run(X, nets=NETS, sgm=TURNED, space="pixel")
+    with pytest.raises(ValueError, match="images are scored, not drawn"):
+        handlers.substitute(run, data=params)(nets=NETS, sgm=TURNED, space="prototype")
+    with pytest.raises(ValueError, match=r"take images \[n, 4, 4, 1\]; got shape \(2, 8, 8, 1\)"):
+        run(jnp.zeros((2, 8, 8, 1)), nets=NETS, sgm=TURNED)
+    other = SGM(ROTATION, rotations, wide_guide, (28, 28, 1))
+    for program in (inv_vae, inv_vae_guide):
+        with pytest.raises(ValueError, match=r"SGM was trained on images \(28, 28, 1\).*are for \(4, 4, 1\)"):
+            iwlb(random.key(0), program, inv_vae_guide, params, X, num_particles=1, nets=NETS, sgm=other)
+    with pytest.raises(ValueError, match="`num_particles` must be a whole number"):
+        iwlb(random.key(0), inv_vae, inv_vae_guide, params, X, num_particles=0, nets=NETS, sgm=TURNED)
