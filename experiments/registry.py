@@ -46,10 +46,12 @@ class Entry(NamedTuple):
 
 
 # `sgm-ppl demo`
-DEMO = Entry("sgm_ppl.experiments.demo:Demo", "train the symmetry-aware model on real digits and write a report")
+DEMO = Entry("sgm_ppl.experiments.vae:TrainVae", "train a model on real digits, and draw what it learnt")
 
 # `sgm-ppl train NAME`
-MODELS: dict[str, Entry] = {}
+MODELS = {
+    "vae": Entry("sgm_ppl.experiments.vae:TrainVae", "the plain VAE that symmetries are added to"),
+}
 
 # `sgm-ppl experiment NAME`
 EXPERIMENTS: dict[str, Entry] = {}
