@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return 0
     except SystemExit as exit:  # tyro has said everything
-        return exit.code if isinstance(exit.code, int) else 1
+        return int(exit.code or 0)
     except UsageError as error:
         return _complain(str(error), 2)
     except BrokenPipeError:  # whoever read our output has had enough: | head

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import sgm_ppl
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FOLDERS = {"sgm_ppl.models": "models", "sgm_ppl.inference": "inference", "sgm_ppl.experiments": "experiments"}
@@ -129,6 +131,7 @@ def check_contents(wheel: Path) -> None:
     assert "sgm_ppl/py.typed" in names
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"sgm_ppl"}
     assert any(name.endswith("LICENSE") for name in names)
+    assert wheel.name.startswith(f"sgm_ppl-{sgm_ppl.__version__}-")
 
 
 def test_the_wheel_installs_nothing_but_sgm_ppl(tmp_path):
