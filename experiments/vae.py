@@ -40,7 +40,7 @@ class TrainVae(Config):
 
 PRESETS: dict[Preset, TrainVae] = {
     "smoke": TrainVae(train=200, steps=20, batch_size=50, latent=4, filters=(4, 8)),
-    "laptop": TrainVae(steps=2_000, batch_size=128, filters=(16, 32)),
+    "laptop": TrainVae(steps=2_000, batch_size=64, filters=(16, 32)),
     "paper": TrainVae(data="mnist"),
 }
 
