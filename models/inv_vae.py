@@ -65,7 +65,7 @@ def inv_vae(
         eta = _draw_eta(sgm, x)
     x_hat = sgm.transform(eta).inverse()(x)
     with numpyro.plate("images", count):
-        with handlers.scope(prefix="prior", hide_types=["plate"]):
+        with handlers.scope(prefix="prior", hide_types=["plate", "param"]):
             run_prior(handlers.condition(sgm.prior, data={"eta": eta}), x_hat)
         mean = numpyro.deterministic("x_hat_mean", decoder(numpyro.sample("z", latent_prior)))
         return numpyro.sample("x_hat", nets.pixels(mean), obs=x_hat)

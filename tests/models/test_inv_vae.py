@@ -48,28 +48,31 @@ def wide_guide(x, scale=1.0):
 TURNED = SGM(ROTATION, rotations, wide_guide, (4, 4, 1))
 
 
-def always(*eta):
-    """A prior, or with a plate a guide, that knows η."""
+def known(x_hat):
+    """η is what the parameter "known" says."""
+    eta = numpyro.param("known", jnp.zeros(1))
+    return numpyro.sample("eta", dist.Delta(jnp.broadcast_to(eta, (x_hat.shape[0], *eta.shape)), event_dim=1))
 
-    def prior(x_hat):
-        return numpyro.sample("eta", dist.Delta(jnp.broadcast_to(jnp.array(eta), (x_hat.shape[0], len(eta))), event_dim=1))
 
-    def guide(x):
-        with numpyro.plate("images", x.shape[0]):
-            prior(x)
+def known_guide(x):
+    with numpyro.plate("images", x.shape[0]):
+        known(x)
 
-    return prior, guide
+
+STILL = SGM(ROTATION, known, known_guide, (4, 4, 1))
+SCALED = SGM(Affine(("scale_x", "scale_y")), known, known_guide, (16, 16, 1))
 
 
 @pytest.fixture(scope="module")
 def params(quick_compilation):
-    return with_scale(initial_params(NETS), NETS, SIGMA)
+    return with_scale(initial_params(NETS), NETS, SIGMA) | {"known": jnp.zeros(1)}
 
 
 # --- Brute force ------------------------------------------------------------------------------------------------------
 
-Z = np.linspace(-6.0, 6.0, 201)
-ETA = np.linspace(-5.0, 5.0, 801)
+Z = np.linspace(-6.0, 6.0, 121)
+ETA = np.linspace(-5.0, 5.0, 401)
+rotate = jax.jit(lambda eta, x: ROTATION(eta)(x))
 
 
 def integrate(log_density):
@@ -84,7 +87,7 @@ def log_normal(value, mean, scale):
 def observation_by_grid(params):
     """log ∫∫ p(z) p(η | μ(z)) N(x | T_η(μ(z)), σ) dz dη."""
     mean = NETS.decode(params, jnp.asarray(Z[:, None], jnp.float32))
-    moved = np.asarray(ROTATION(jnp.asarray(ETA[:, None], jnp.float32))(mean[:, None]))  # [z, eta, ...]
+    moved = np.asarray(rotate(ETA[:, None].astype(np.float32), mean[:, None]))  # [z, eta, ...]
     prior = stats.norm(np.asarray(prior_mean(mean))[:, None], 0.6).logpdf(ETA) + stats.norm.logpdf(Z)[:, None]
     return np.array([integrate(prior + log_normal(x, moved, SIGMA)) for x in X])
 
@@ -94,61 +97,61 @@ def prototype_by_grid(params):
     mean = np.asarray(NETS.decode(params, jnp.asarray(Z[:, None], jnp.float32)))
     bounds = []
     for x in X:
-        x_hat = ROTATION(jnp.asarray(ETA[:, None], jnp.float32)).inverse()(x)
+        x_hat = rotate(-ETA[:, None].astype(np.float32), x)
         prior = stats.norm(np.asarray(prior_mean(x_hat)), 0.6).logpdf(ETA) + stats.norm.logpdf(Z)[:, None]
         bounds.append(integrate(prior + log_normal(np.asarray(x_hat)[None], mean[:, None], SIGMA)))
     return np.array(bounds)
 
 
-@pytest.mark.parametrize(("space", "by_grid"), [("observation", observation_by_grid), ("prototype", prototype_by_grid)])
-def test_bound_agrees_with_grid_integration(params, space, by_grid):
-    exact = by_grid(params)
-    options = {"num_particles": 10_000, "particle_chunk": 5000, "nets": NETS, "sgm": TURNED, "space": space}
+@pytest.fixture(scope="module")
+def by_grid(params):
+    return {"observation": observation_by_grid(params), "prototype": prototype_by_grid(params)}
+
+
+@pytest.mark.parametrize("space", ["observation", "prototype"])
+def test_bound_agrees_with_grid_integration(params, by_grid, space):
+    options = {"num_particles": 6000, "particle_chunk": 3000, "nets": NETS, "sgm": TURNED, "space": space}
     estimate = iwlb(random.key(1), inv_vae, inv_vae_guide, params, X, **options)
-    assert estimate.mc_standard_error.max() < 0.04
-    assert (np.abs(estimate.per_image - exact) < 4 * estimate.mc_standard_error).all()
+    assert estimate.mc_standard_error.max() < 0.05
+    assert (np.abs(estimate.per_image - by_grid[space]) < 4 * estimate.mc_standard_error).all()
 
 
-def test_the_two_spaces_differ(params):
-    assert np.abs(observation_by_grid(params) - prototype_by_grid(params)).min() > 0.2
+def test_the_two_spaces_differ(by_grid):
+    assert np.abs(by_grid["observation"] - by_grid["prototype"]).min() > 0.2
 
 
-def test_widening_changes_the_proposal_and_not_what_it_estimates(params):
-    options = {"num_particles": 10_000, "particle_chunk": 5000, "nets": NETS, "sgm": TURNED, "widened": True}
+def test_widening_changes_the_proposal_and_not_what_it_estimates(params, by_grid):
+    options = {"num_particles": 6000, "particle_chunk": 3000, "nets": NETS, "sgm": TURNED, "widened": True}
     wider = params | {"eta_widening": jnp.array([1.5])}
     estimate = iwlb(random.key(2), inv_vae, inv_vae_guide, wider, X, **options)
-    assert (np.abs(estimate.per_image - observation_by_grid(params)) < 4 * estimate.mc_standard_error).all()
+    assert (np.abs(estimate.per_image - by_grid["observation"]) < 4 * estimate.mc_standard_error).all()
     guide = handlers.substitute(partial(inv_vae_guide, nets=NETS, sgm=TURNED, widened=True), data=wider)
-    trace = handlers.trace(handlers.seed(guide, 0)).get_trace(X)
-    np.testing.assert_allclose(trace["eta"]["fn"].base_dist.scale, 1.2, rtol=1e-6)
+    trace = jax.jit(lambda: handlers.trace(handlers.seed(guide, 0)).get_trace(X)["eta"]["fn"].base_dist.scale)
+    np.testing.assert_allclose(trace(), 1.2, rtol=1e-6)
 
 
 # --- Degenerate cases -------------------------------------------------------------------------------------------------
 
 
-def log_weight(model, guide, params, draws):
-    """Σ_i log w of given draws."""
-    kwargs = {"nets": NETS} | ({"sgm": draws.pop("sgm"), "space": draws.pop("space")} if "sgm" in draws else {})
-    return log_density(model, (X,), kwargs, params | draws)[0] - log_density(guide, (X,), kwargs, params | draws)[0]
+def log_weight(model, guide, draws, **kwargs):
+    """Σ_i log w of given draws and parameters."""
+    return log_density(model, (X,), kwargs, draws)[0] - log_density(guide, (X,), kwargs, draws)[0]
 
 
 @pytest.mark.parametrize("space", ["prototype", "observation"])
 def test_without_transformations_the_weights_are_those_of_the_vae(params, space):
-    prior, guide = always(0.0)
-    still = {"eta": jnp.zeros((2, 1)), "sgm": SGM(ROTATION, prior, guide, (4, 4, 1)), "space": space}
+    plain = jax.jit(partial(log_weight, vae, vae_guide, nets=NETS))
+    inv = jax.jit(partial(log_weight, inv_vae, inv_vae_guide, nets=NETS, sgm=STILL, space=space))
     for seed in range(3):
-        z = {"z": random.normal(random.key(seed), (2, 1))}
-        np.testing.assert_allclose(
-            log_weight(inv_vae, inv_vae_guide, params, z | still), log_weight(vae, vae_guide, params, z), rtol=1e-5
-        )
+        draws = params | {"z": random.normal(random.key(seed), (2, 1)), "eta": jnp.zeros((2, 1))}
+        np.testing.assert_allclose(inv(draws), plain(draws), rtol=1e-5)
 
 
 @pytest.mark.parametrize("space", ["prototype", "observation"])
 def test_without_transformations_the_bound_is_that_of_the_vae(params, space):
-    sgm = SGM(ROTATION, *always(0.0), (4, 4, 1))
     options = {"num_particles": 2000, "particle_chunk": 2000, "nets": NETS}
     plain = iwlb(random.key(0), vae, vae_guide, params, X, **options)
-    inv = iwlb(random.key(1), inv_vae, inv_vae_guide, params, X, sgm=sgm, space=space, **options)
+    inv = iwlb(random.key(1), inv_vae, inv_vae_guide, params, X, sgm=STILL, space=space, **options)
     error = np.hypot(plain.mc_standard_error, inv.mc_standard_error)
     assert error.max() < 0.1
     assert (np.abs(plain.per_image - inv.per_image) < 4 * error).all()
@@ -164,23 +167,21 @@ def shrunk_bounds(shrinkage, floor):
     """
     nets = TinyNets((16, 16, 1), scale_floor=floor)
     x = np.random.default_rng(3).uniform(0.2, 1.0, size=(8, 16, 16, 1)).astype(np.float32)
-    transform = Affine(("scale_x", "scale_y"))
-    sgm = SGM(transform, *always(shrinkage, shrinkage), nets.image_shape)
-    params = initial_params(nets)
+    params = initial_params(nets) | {"known": jnp.full(2, shrinkage)}
     params["decoder$params"] = jax.tree.map(jnp.zeros_like, params["decoder$params"])
-    x_hat = transform(jnp.full(2, shrinkage)).inverse()(x)
+    x_hat = jax.jit(lambda eta, x: SCALED.transform(eta).inverse()(x))(params["known"], x)
     bounds = {}
     for space, left in (("prototype", x_hat), ("observation", x)):
         best = with_scale(params, nets, jnp.maximum(jnp.sqrt(jnp.square(left).mean(0)), floor))
         bounds[space] = iwlb(
-            random.key(0), inv_vae, inv_vae_guide, best, x, num_particles=2, nets=nets, sgm=sgm, space=space
+            random.key(0), inv_vae, inv_vae_guide, best, x, num_particles=2, nets=nets, sgm=SCALED, space=space
         ).mean
     return bounds
 
 
 def test_shrinking_raises_the_prototype_bound_without_limit_and_the_other_not_at_all():
     floor = 1e-3
-    at = {shrinkage: shrunk_bounds(shrinkage, floor) for shrinkage in (0.0, 0.7, 1.4, 2.1)}
+    at = {shrinkage: shrunk_bounds(shrinkage, floor) for shrinkage in (0.0, 1.0, 2.1)}
     prototype = [bounds["prototype"] for bounds in at.values()]
     observation = [bounds["observation"] for bounds in at.values()]
     assert prototype[0] == pytest.approx(observation[0], abs=1e-3)  # the VAE's own bound
@@ -217,7 +218,8 @@ def test_refit_moves_what_it_is_told_and_raises_the_bound(params):
         assert jax.tree.all(same) == (name not in ("pixel_scale$params", "eta_widening"))
     assert refitted["eta_widening"] > 0.1
     before, after = (
-        iwlb(random.key(1), model, guide, p, X, num_particles=20, image_chunk=2).curve.mean[0] for p in (start, refitted)
+        iwlb(random.key(1), model, guide, p, X, num_particles=20, image_chunk=2).curve.mean[0]
+        for p in (start, refitted)
     )
     assert after > before + 3
     with pytest.raises(ValueError, match=r"`only` names some of `params`.*got \['eta_width'\]"):

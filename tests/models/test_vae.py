@@ -56,7 +56,13 @@ def test_it_starts_as_the_paper_says():
         np.testing.assert_array_equal(loc, 0)
         np.testing.assert_allclose(scale, 1, rtol=1e-6)
     np.testing.assert_allclose(scale_of(params, nets), np.ones((8, 8, 3)), rtol=1e-6)
-    assert set(params) == {"encoder$params", "decoder$params", "pixel_scale$params", "latent_scale$params", "latent_mean"}
+    assert set(params) == {
+        "encoder$params",
+        "decoder$params",
+        "pixel_scale$params",
+        "latent_scale$params",
+        "latent_mean",
+    }
 
 
 def test_scale_stays_above_its_floor():

@@ -60,6 +60,7 @@ def initial_params(nets: VAENets) -> dict:
     return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
 
 
+@partial(jax.jit, static_argnums=1)
 def with_scale(params: dict, nets: VAENets, scale: Array) -> dict:
     """The parameters with σ, "pixel_scale", set to `scale`, of which the floor is allowed."""
     above = softplus_inverse(jnp.broadcast_to(scale, nets.image_shape) - nets.scale_floor)
