@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpyro
@@ -11,9 +12,9 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro.contrib.module import flax_module
 
-from sgm_ppl.nets import ConvDecoder, ConvEncoder, LearntScale
+from sgm_ppl.nets import ConvDecoder, ConvEncoder, LearntScale, softplus_inverse
 
-__all__ = ["SCALE_FLOOR", "VAENets", "vae", "vae_guide"]
+__all__ = ["SCALE_FLOOR", "VAENets", "vae", "vae_guide", "with_pixel_scale"]
 
 # SGM's text gives no floor. The authors' published code has 0.01 for pixels in [-1, 1], and ours lie in [0, 1].
 SCALE_FLOOR = 0.005
@@ -85,3 +86,10 @@ def vae_guide(x: Array, *, nets: VAENets, num_images: int = 1) -> Array:
     encoder = nets.encoder()
     with numpyro.plate("images", count):
         return numpyro.sample("z", encoder(x))
+
+
+def with_pixel_scale(params: dict[str, Any], nets: VAENets, scale: Array | float) -> dict[str, Any]:
+    """The parameters with σ set to `scale`, or to the floor where that is higher."""
+    above = jnp.maximum(jnp.broadcast_to(scale, nets.image_shape) - nets.scale_floor, 1e-9)
+    raw = softplus_inverse(above) - softplus_inverse(1 - nets.scale_floor)
+    return params | {"pixel_scale$params": {"raw": raw}}

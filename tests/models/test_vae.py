@@ -13,12 +13,12 @@ from numpyro import handlers
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from scipy import stats
 from scipy.special import logsumexp
-from tiny_vae import TinyNets, initial_params, with_scale
+from tiny_vae import TinyNets, initial_params
 
 from sgm_ppl.inference import adamw, fit, iwlb
 from sgm_ppl.inference.augment import dequantise, dequantised, resampled, uniformly_transformed
 from sgm_ppl.models.sgm import SGM
-from sgm_ppl.models.vae import SCALE_FLOOR, VAENets, vae, vae_guide
+from sgm_ppl.models.vae import SCALE_FLOOR, VAENets, vae, vae_guide, with_pixel_scale
 from sgm_ppl.nets import ConvDecoder
 from sgm_ppl.transforms import Affine
 
@@ -94,7 +94,7 @@ def test_predictive_draws_and_reconstructs():
 
 def test_bound_agrees_with_grid_integration():
     """log p(x) = log ∫ N(z | m, s) N(x | decoder(z), σ) dz, by a sum over z."""
-    params = with_scale(initial_params(NETS), NETS, 0.4) | {"latent_mean": jnp.array([0.4])}
+    params = with_pixel_scale(initial_params(NETS), NETS, 0.4) | {"latent_mean": jnp.array([0.4])}
     sigma = np.asarray(scale_of(params, NETS), np.float64)
     np.testing.assert_allclose(sigma, 0.4, rtol=1e-5)
     z = np.linspace(-7.0, 7.0, 2001)

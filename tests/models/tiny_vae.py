@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.contrib.module import flax_module
 
 from sgm_ppl.models.vae import VAENets, vae, vae_guide
-from sgm_ppl.nets import MLP, flatten_images, positive_scale, softplus_inverse
+from sgm_ppl.nets import MLP, flatten_images, positive_scale
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,3 @@ def initial_params(nets: VAENets) -> dict:
         with handlers.block(hide_fn=lambda site: site["type"] == "sample"):
             vae(x, nets=nets)
     return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
-
-
-@partial(jax.jit, static_argnums=1)
-def with_scale(params: dict, nets: VAENets, scale: Array) -> dict:
-    """The parameters with σ, "pixel_scale", set to `scale`, of which the floor is allowed."""
-    above = softplus_inverse(jnp.broadcast_to(scale, nets.image_shape) - nets.scale_floor)
-    return params | {"pixel_scale$params": {"raw": above - softplus_inverse(1 - nets.scale_floor)}}
