@@ -12,6 +12,7 @@ from numpyro import handlers
 from numpyro.infer import ELBO
 
 from sgm_ppl.models.locations import hypotheses
+from sgm_ppl.nets import flatten_images
 from sgm_ppl.transforms import Family
 
 __all__ = ["SelfSupervised", "nothing"]
@@ -42,6 +43,9 @@ class SelfSupervised(ELBO):
     invertibility: weight of mse(x, T_{f(x)}⁻¹(T_{f(x)}(x))), Eq. (7), which keeps images from being emptied.
     probabilistic: draw η from q_ω; otherwise take its location, f_ω(x).  SGM B.
     multiplier: η_rnd ~ U(-m η_max, m η_max).
+
+    The paper does not say which member of an orbit becomes the prototype. `anchor`, a keyword argument of the program (so
+    that a schedule can fade it out), weighs mse(x, T_{f(x_rnd)}⁻¹(x_rnd)), which draws prototypes towards the data.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class SelfSupervised(ELBO):
         self, rng_key: Array, param_map: dict[str, Any], model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         (x,) = args
+        anchor = kwargs.pop("anchor", None)
         rnd_key, guide_key, draw_key = jax.random.split(rng_key, 3)
         batches = self.num_augmentations * (2 if self.symmetric else 1)
         eta_rnd = self.transform.sample(rnd_key, (batches, x.shape[0]), self.multiplier)
@@ -90,6 +95,10 @@ class SelfSupervised(ELBO):
         loss = self._disagreement(first, second)
         if self.invertibility:
             loss += self.invertibility * self._information_lost(last)
+        if anchor is not None:
+            data = jnp.broadcast_to(flatten_images(x)[None, :, None], (*first.eta.shape[:-2], 1, x[0].size))
+            errors = _squared_distances(self._prototypes(first), data)[..., 0]
+            loss += anchor * (jnp.exp(first.log_weights) * errors).sum(-1).mean()
         return {"loss": loss, "mutable_state": None}
 
     def _disagreement(self, first: _View, second: _View) -> Array:

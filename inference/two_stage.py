@@ -70,6 +70,9 @@ class StageOne:
     blur: float = 0.0
     """Standard deviation, in pixels, of a Gaussian filter of size 5 that fades out over `blur_share` of the steps. SGM B."""
     blur_share: float = 0.01
+    anchor: float = 0.0
+    """Weight of mse(x, T_{f(x_rnd)}⁻¹(x_rnd)), which fades out over `anchor_share` of the steps. Not in the paper."""
+    anchor_share: float = 0.7
 
 
 @dataclass(frozen=True)
@@ -160,13 +163,19 @@ def train_encoder(
         probabilistic=settings.probabilistic,
         multiplier=settings.multiplier,
     )
-    svi = SVI(nothing, guide, settings.schedule.optimiser(), loss=objective, train=True)
-    fading = max(1.0, settings.blur_share * settings.schedule.steps)
+
+    def guide_without_anchor(x: Array, *, anchor: Array | None = None, train: bool = False) -> Array:
+        return guide(x, train=train)
+
+    svi = SVI(nothing, guide_without_anchor, settings.schedule.optimiser(), loss=objective, train=True)
+
+    def fading(start: float, share: float, step: Array) -> Array:
+        return start * jnp.maximum(0.0, 1 - step / max(1.0, share * settings.schedule.steps))
 
     def prepare(key: Array, step: Array, x: Array) -> tuple[tuple, dict[str, Any]]:
-        if not settings.blur:
-            return (x,), {}
-        return (gaussian_blur(x, settings.blur * jnp.maximum(0.0, 1 - step / fading)),), {}
+        if settings.blur:
+            x = gaussian_blur(x, fading(settings.blur, settings.blur_share, step))
+        return (x,), {"anchor": fading(settings.anchor, settings.anchor_share, step)} if settings.anchor else {}
 
     result = fit(
         svi,
