@@ -17,7 +17,7 @@ from sgm_ppl.transforms.affine import affine_exp
 __all__ = ["affine_log", "moments", "rotation_matrix", "whitening_frames"]
 
 RIDGE = 1e-3  # added to the covariance, in squared half-sides: keeps blank and one-pixel images finite
-LARGEST_FACTOR = 3.0  # of ω / sin ω, which is infinite at half a turn, where unequal scales have no real logarithm
+LARGEST_FACTOR = 8.0  # of ω / sin ω, which is infinite at half a turn, where unequal scales have no real logarithm
 TIE_BREAK = 0.1  # weight of the principal axis beside the fourth moment, for shapes whose fourth moment vanishes
 
 
@@ -78,7 +78,7 @@ def affine_log(element: AffineElement, names: tuple[str, ...], weight: Array | N
     """η, named by `names`, of the element of that family nearest to the given one; exact where it is a member.
 
     Without shear a linear part [[p, c], [-c, q]] is wanted, and the one nearest in the mean over coordinates of covariance
-    `weight` is taken. Half a turn with unequal scales has no real logarithm; there, scales are cut to what there is.
+    `weight` is taken. Half a turn with unequal scales has no real logarithm; there, one scale serves both.
     """
     linear = element.linear
     if "shear" not in names and {"rotation", "scale_x", "scale_y"} <= set(names):
@@ -124,9 +124,11 @@ def _log(linear: Array) -> Array:
     sin = jnp.sqrt(jnp.where(turns, square, 1.0))
     sinh = jnp.sqrt(jnp.where(stretches, -square, 1.0))
     omega = jnp.arctan2(sin, cos)
-    factor = jnp.where(turns, omega / sin, jnp.where(stretches, jnp.arcsinh(sinh) / sinh, 1 - square / 6))
+    factor = jnp.where(
+        turns, omega / sin, jnp.where(stretches, jnp.arcsinh(sinh) / sinh, 1 + square / 6 + 0.075 * square**2)
+    )
     upside_down = ~turns & (cos < 0)
-    factor = jnp.where(upside_down, LARGEST_FACTOR, jnp.minimum(factor, LARGEST_FACTOR))
+    factor = jnp.where(upside_down, 0.0, jnp.minimum(factor, LARGEST_FACTOR))
     angle_squared = jnp.where(turns, omega**2, jnp.where(upside_down, np.pi**2, square * factor**2))
 
     stretch = traceless[..., 0, 0] * factor
