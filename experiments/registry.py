@@ -51,10 +51,16 @@ DEMO = Entry("sgm_ppl.experiments.vae:TrainVae", "train a model on real digits, 
 # `sgm-ppl train NAME`
 MODELS = {
     "vae": Entry("sgm_ppl.experiments.vae:TrainVae", "the plain VAE that symmetries are added to"),
+    "augvae": Entry("sgm_ppl.experiments.aug_vae:TrainAugVae", "a VAE of images that a trained SGM resamples"),
+    "invvae": Entry("sgm_ppl.experiments.inv_vae:TrainInvVae", "a VAE of prototypes, with a trained SGM around it"),
 }
 
 # `sgm-ppl experiment NAME`
-EXPERIMENTS: dict[str, Entry] = {}
+EXPERIMENTS = {
+    "data-efficiency": Entry(
+        "sgm_ppl.experiments.data_efficiency:DataEfficiency", "what symmetries are worth with little data (SGM figure 9)"
+    ),
+}
 
 
 def entry_of(class_name: str) -> Entry | None:

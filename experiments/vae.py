@@ -1,28 +1,35 @@
-"""`sgm-ppl train vae`: the plain VAE that symmetries are added to.  SGM C.4."""
+"""`sgm-ppl train vae`: the plain VAE that symmetries are added to, and what all VAEs' trainings share.  SGM C.4."""
 
 from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sgm_ppl.experiments.config import Config, Evaluation, Preset
 from sgm_ppl.experiments.runs import Run
 
 if TYPE_CHECKING:
-    from sgm_ppl.data import Dataset
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import jax
+    import numpy as np
+
+    from sgm_ppl.inference import Estimate, PerImage
+    from sgm_ppl.inference.fit import Prepare
     from sgm_ppl.models.vae import VAENets
 
-__all__ = ["PRESETS", "TrainVae", "evaluate", "run"]
+__all__ = ["PARAMS", "PRESETS", "TrainVae", "VaeConfig", "VaeOptions", "draw", "evaluate", "fit_vae", "run", "scores"]
 
 PARAMS = "params.npz"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainVae(Config):
-    """z ~ N(μ₀, σ₀), x ~ N(decoder(z), σ), with convolutional networks, trained by the ELBO.  SGM C.4."""
+class VaeOptions:
+    """Networks and training of a VAE; the defaults are in the range that the paper searched.  SGM C.4."""
 
-    steps: int = 10_000
+    steps: int = 20_000
     """Training steps."""
     batch_size: int = 512
     """Images in a step."""
@@ -30,12 +37,46 @@ class TrainVae(Config):
     """The largest, after the warm-up."""
     warmup: float = 0.15
     """Share of the steps during which the learning rate rises from 3 % of its largest value."""
-    clip: float = 10.0
-    """Largest global norm of a gradient."""
+    clip: float = 2.0
+    """Largest global norm of a gradient of the mean loss over images."""
     latent: int = 20
     """Dimensions of z."""
     filters: tuple[int, ...] = (64, 128)
     """Of the encoder's convolutions, and in reverse of the decoder's."""
+    scale_floor: float = 0.005
+    """The learnt scale of a pixel stays above it. Constant pixels earn −log(√2π floor) nats each."""
+    dequantise: bool = False
+    """Add uniform noise of one grey value to all images, so that bits per dimension are a code length."""
+
+    def nets(self, image_shape: tuple[int, ...]) -> VAENets:
+        """The networks for images [height, width, channel]."""
+        from sgm_ppl.models.vae import VAENets
+
+        height, width, channels = image_shape
+        return VAENets(
+            (height, width, channels), latent=self.latent, filters=self.filters, scale_floor=self.scale_floor
+        )
+
+    def to_measure(self, key: jax.Array, x: np.ndarray) -> np.ndarray:
+        """Images to validate or evaluate on: with noise, once, where these options want it."""
+        import numpy as np
+
+        from sgm_ppl.inference.augment import dequantise
+
+        return np.asarray(dequantise(key, x)) if self.dequantise else x
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VaeConfig(VaeOptions, Config):
+    """A VAE of a data set."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainVae(VaeConfig):
+    """z ~ N(μ₀, σ₀), x ~ N(decoder(z), σ), with convolutional networks, trained by the ELBO.  SGM C.4."""
+
+    augment: Literal["nothing", "uniform"] = "nothing"
+    """`uniform` moves each training image anew in every step, by affine η ~ U(-η_max, η_max)."""
 
 
 PRESETS: dict[Preset, TrainVae] = {
@@ -48,75 +89,123 @@ PRESETS: dict[Preset, TrainVae] = {
 def run(config: TrainVae, run: Run) -> dict[str, Any]:
     """Train; leave the parameters, and a picture of test images, their reconstructions, and new images."""
     import jax
-    import jax.numpy as jnp
-    from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 
-    from sgm_ppl.data import write_grid
-    from sgm_ppl.inference import adamw, fit, save_params
-    from sgm_ppl.models.vae import vae, vae_guide
+    from sgm_ppl.inference.augment import uniformly_transformed
+    from sgm_ppl.transforms import Affine
 
     data = config.load_data()
-    model, guide = (partial(program, nets=_nets(config, data)) for program in (vae, vae_guide))
-    schedule = {"initial": 3e-2, "final": 1e-4, "warmup": config.warmup}
-    optimiser = adamw(config.learning_rate, steps=config.steps, clip=config.clip, **schedule)
-    svi = SVI(model, guide, optimiser, TraceMeanField_ELBO())
-    fit_key, validate_key, draw_key, sample_key = jax.random.split(jax.random.key(config.seed), 4)
-    seen = jnp.asarray(data.validation.images[:1000])
+    shown = Evaluation(images=10).select(data).images
+    prepare = uniformly_transformed(Affine()) if config.augment == "uniform" else None
+    images = (data.train.images, data.validation.images)
+    return fit_vae(config, *images, shown, key=jax.random.key(config.seed), run=run, prepare=prepare)[1]
+
+
+def fit_vae(
+    options: VaeOptions,
+    train: np.ndarray,
+    validation: np.ndarray,
+    shown: np.ndarray,
+    *,
+    key: jax.Array,
+    run: Run,
+    prepare: Prepare | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters and metrics of a VAE of the images `train`, as `prepare` changes them; both are left in the run's folder.
+
+    The loss is the mean over images of the negative ELBO, with the Kullback-Leibler divergence in closed form.
+    """
+    import jax
+    import jax.numpy as jnp
+    from numpyro import handlers
+    from numpyro.infer import SVI, TraceMeanField_ELBO
+
+    from sgm_ppl.inference import adamw, fit, save_params
+    from sgm_ppl.inference.augment import dequantised
+    from sgm_ppl.models.vae import vae, vae_guide
+
+    model, guide = (partial(program, nets=options.nets(train.shape[1:])) for program in (vae, vae_guide))
+    schedule = {"initial": 3e-2, "final": 1e-4, "warmup": options.warmup}
+    optimiser = adamw(options.learning_rate, steps=options.steps, clip=options.clip, **schedule)
+    share = 1 / min(options.batch_size, len(train))
+    svi = SVI(handlers.scale(model, scale=share), handlers.scale(guide, scale=share), optimiser, TraceMeanField_ELBO())
+    fit_key, noise_key, validate_key, draw_key = jax.random.split(key, 4)
+    held_out = jnp.asarray(options.to_measure(noise_key, validation[:1000]))
 
     @jax.jit
     def elbo(params: Any) -> jax.Array:
-        return -TraceMeanField_ELBO().loss(validate_key, params, model, guide, seen) / len(seen)
+        return -TraceMeanField_ELBO().loss(validate_key, params, model, guide, held_out) / len(held_out)
 
     result = fit(
         svi,
-        data.train.images,
-        steps=config.steps,
-        batch_size=config.batch_size,
+        train,
+        steps=options.steps,
+        batch_size=options.batch_size,
         key=fit_key,
+        prepare=dequantised(prepare) if options.dequantise else prepare,
         validate=lambda params: {"elbo": elbo(params)},
         out=run.folder,
         label="vae",
     )
     save_params(run.folder / PARAMS, result.params)
+    draw(run.figure("reconstructions_and_samples"), draw_key, model, guide, result.params, shown)
+    last = next(entry for entry in reversed(result.log) if "validation_elbo" in entry)
+    return result.params, {"steps": result.step, "validation_elbo": last["validation_elbo"]}
+
+
+def draw(path: Path, key: jax.Array, model: Callable, guide: Callable, params: Any, x: np.ndarray) -> None:
+    """A picture of the images `x`, their reconstructions, and new images: the means, without noise."""
+    import jax
+    from numpyro.infer import Predictive
+
+    from sgm_ppl.data import write_grid
 
     @jax.jit
     def pictures(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        inferred = Predictive(guide, params=params, num_samples=1)(draw_key, x)
-        again = Predictive(model, {"z": inferred["z"]}, params=params)(draw_key, x)
-        new = Predictive(model, params=params, num_samples=1)(sample_key, num_images=len(x))
+        again_key, new_key = jax.random.split(key)
+        again = Predictive(model, guide=guide, params=params, num_samples=1)(again_key, x)
+        new = Predictive(model, params=params, num_samples=1)(new_key, num_images=len(x))
         return again["x_mean"][0], new["x_mean"][0]
 
-    shown = Evaluation(images=10).select(data).images
-    write_grid(run.figure("reconstructions_and_samples"), [shown, *pictures(result.params, shown)])
-    last = next(entry for entry in reversed(result.log) if "validation_elbo" in entry)
-    return {"steps": result.step, "validation_elbo": last["validation_elbo"]}
+    write_grid(path, [x, *pictures(params, x)])
 
 
-def evaluate(config: TrainVae, trained: Run, evaluation: Evaluation, run: Run) -> dict[str, Any]:
+def evaluate(config: VaeConfig, trained: Run, evaluation: Evaluation, run: Run) -> dict[str, Any]:
     """The importance-weighted bound and the reconstruction error.  SGM section 4.2, figure 9."""
     import jax
-    import numpy as np
 
-    from sgm_ppl.inference import iwlb, load_params, reconstruction_error
+    from sgm_ppl.inference import iwlb, load_params, reconstruction_error, to_inference_data
     from sgm_ppl.models.vae import vae, vae_guide
 
-    data = config.load_data()
+    noise_key, weights_key, error_key = jax.random.split(jax.random.key(evaluation.seed), 3)
+    x = config.to_measure(noise_key, evaluation.select(config.load_data()).images)
+    model, guide = (partial(program, nets=config.nets(x.shape[1:])) for program in (vae, vae_guide))
     params = load_params(trained.folder / PARAMS)
-    model, guide = (partial(program, nets=_nets(config, data)) for program in (vae, vae_guide))
-    x = evaluation.select(data).images
-    weights_key, error_key = jax.random.split(jax.random.key(evaluation.seed))
     bound = iwlb(weights_key, model, guide, params, x, num_particles=evaluation.particles, progress=True)
     error = reconstruction_error(error_key, model, guide, params, x)
+    to_inference_data(bound, path=run.folder / "inference_data.nc")
     return {
         "images": len(x),
         "particles": evaluation.particles,
-        "iwlb": {"mean": bound.mean, "standard_error": bound.standard_error, "untrusted": int((~bound.trusted).sum())},
-        "median_ess": float(np.median(bound.ess)),
-        "reconstruction_mse": {"mean": error.mean, "standard_error": error.standard_error},
+        **scores(bound, error, num_dims=x[0].size, dequantised=config.dequantise),
     }
 
 
-def _nets(config: TrainVae, data: Dataset) -> VAENets:
-    from sgm_ppl.models.vae import VAENets
+def scores(bound: Estimate, error: PerImage, *, num_dims: int, dequantised: bool) -> dict[str, Any]:
+    """The numbers of figure 9, and how far to trust them. Nats are those of pixels in [0, 1].
 
-    return VAENets((data.height, data.width, data.channels), latent=config.latent, filters=config.filters)
+    Bits per dimension are a code length of 8-bit images where these were dequantised, and else minus a log-density.
+    """
+    import numpy as np
+
+    return {
+        "iwlb": {
+            "mean": bound.mean,
+            "standard_error": bound.standard_error,
+            "monte_carlo_error": bound.mean_mc_standard_error,
+            "untrusted": int((~bound.trusted).sum()),
+        },
+        "elbo": float(bound.curve.mean[0]),
+        "bits_per_dim": bound.bits_per_dim(num_dims, levels=256 if dequantised else 1),
+        "median_ess": float(np.median(bound.ess)),
+        "reconstruction_mse": {"mean": error.mean, "standard_error": error.standard_error},
+    }

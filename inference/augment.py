@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from sgm_ppl.inference.fit import Prepare
@@ -33,11 +34,11 @@ def uniformly_transformed(transform: Family, multiplier: float = 1.0) -> Prepare
     return prepare
 
 
-def dequantise(key: Array, x: Array, levels: int = 256) -> Array:
+def dequantise(key: Array, x: Array | np.ndarray, levels: int = 256) -> Array:
     """x → ((levels − 1) x + u) / levels, u ~ U(0, 1): grey values 0, 1/(levels − 1), ..., 1 become intervals of [0, 1]."""
     if levels < 2:
         raise ValueError(f"`levels` is the number of grey values, 2 or more; got {levels}.")
-    return ((levels - 1) * x + jax.random.uniform(key, jnp.shape(x))) / levels
+    return ((levels - 1) * jnp.asarray(x) + jax.random.uniform(key, x.shape)) / levels
 
 
 def dequantised(prepare: Prepare | None = None, levels: int = 256) -> Prepare:

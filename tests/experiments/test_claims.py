@@ -92,7 +92,8 @@ def test_of_many_that_find_an_outlived_lock_one_gets_it(tmp_path):
     for attempt in range(20):
         folder = tmp_path / str(attempt)
         os.utime(leave_lock(folder, machine="elsewhere", process=1), (0, 0))
-        start, done, winners = threading.Barrier(8), threading.Barrier(8), []
+        start, done = threading.Barrier(8), threading.Barrier(8)
+        winners: list[bool] = []
 
         def compete(folder=folder, start=start, done=done, winners=winners):
             start.wait()

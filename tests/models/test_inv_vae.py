@@ -14,7 +14,7 @@ from numpyro.infer import Predictive
 from numpyro.infer.util import log_density
 from scipy import stats
 from scipy.special import logsumexp
-from tiny_vae import TinyNets, initial_params
+from tiny_vae import TinyNets, initial_params, quick_compilation  # noqa: F401
 
 from sgm_ppl.inference import adamw, iwlb
 from sgm_ppl.inference.refit import refit
@@ -64,7 +64,7 @@ SCALED = SGM(Affine(("scale_x", "scale_y")), known, known_guide, (8, 8, 1))
 
 
 @pytest.fixture(scope="module")
-def params(quick_compilation):
+def params(quick_compilation):  # noqa: F811
     return with_pixel_scale(initial_params(NETS), NETS, SIGMA) | {"known": jnp.zeros(1)}
 
 

@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from scipy import stats
 from scipy.special import logsumexp
-from tiny_vae import TinyNets, initial_params
+from tiny_vae import TinyNets, initial_params, quick_compilation  # noqa: F401
 
 from sgm_ppl.inference import adamw, fit, iwlb
 from sgm_ppl.inference.augment import dequantise, dequantised, resampled, uniformly_transformed
