@@ -9,6 +9,7 @@ gradients of lax.conv_transpose with a stride, and of lax.conv to one channel, r
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import flax.linen as nn
 import jax
@@ -18,7 +19,8 @@ from jax import Array, lax
 __all__ = ["Conv3x3", "ConvTranspose3x3"]
 
 TAPS = tuple((row, column) for row in range(3) for column in range(3))
-CHUNK = 16
+CHUNK = 16  # images
+THIN = 16  # channels
 
 
 def convolve(x: Array, kernel: Array, stride: int) -> Array:
@@ -35,7 +37,7 @@ def convolve(x: Array, kernel: Array, stride: int) -> Array:
 
     if features < channels and stride == 1:
         products = jnp.pad(_all_taps(x, kernel), ((0, 0), *pads, (0, 0)))
-        return sum(shifted(products, tap, k * features, (k + 1) * features) for k, tap in enumerate(TAPS))
+        return reduce(jnp.add, (shifted(products, tap, k * features, (k + 1) * features) for k, tap in enumerate(TAPS)))
     padded = jnp.pad(x, ((0, 0), *pads, (0, 0)))
     patches = jnp.concatenate([shifted(padded, tap, 0, channels) for tap in TAPS], axis=-1)
     return patches @ kernel.reshape(9 * channels, features)
@@ -56,7 +58,7 @@ def convolve_transposed(x: Array, kernel: Array, stride: int) -> Array:
         product = products[..., k * features : (k + 1) * features]
         return lax.pad(product, nothing, ((0, 0, 0), *((2 - offset, offset - 1, 1) for offset in tap), (0, 0, 0)))
 
-    return sum(spread(k, tap) for k, tap in enumerate(TAPS))
+    return reduce(jnp.add, (spread(k, tap) for k, tap in enumerate(TAPS)))
 
 
 def _all_taps(x: Array, kernel: Array) -> Array:
@@ -96,23 +98,27 @@ def _layer(layer: Conv3x3 | ConvTranspose3x3, x: Array, on_cpu: Convolution, els
     bias = layer.param("bias", nn.initializers.zeros, (layer.features,), jnp.float32)
     batch = x.shape[:-3]
     images = x.reshape(-1, *x.shape[-3:])
-    if jax.default_backend() == "cpu":
-        y = _in_chunks(lambda chunk: on_cpu(chunk, kernel, layer.stride), images) + bias
+    if jax.default_backend() != "cpu":
+        y = elsewhere(images, kernel, layer.stride)
+    elif min(kernel.shape[2:]) < THIN:  # nine copies of little are little
+        y = on_cpu(images, kernel, layer.stride)
     else:
-        y = elsewhere(images, kernel, layer.stride) + bias
-    return y.reshape(*batch, *y.shape[1:])
+        y = _in_chunks(lambda chunk: on_cpu(chunk, kernel, layer.stride), images)
+    return (y + bias).reshape(*batch, *y.shape[1:])
 
 
 def _in_chunks(function: Callable[[Array], Array], images: Array) -> Array:
     """function(images), a few images at a time, so that the nine-fold intermediate result stays in the processor's cache.
 
-    A chunk takes every (n / size)-th image: a batch that is sharded over devices stays where it is.
+    The gradient builds it again instead of keeping it. A chunk takes every (n / size)-th image: a batch that is sharded
+    over devices stays where it is.
     """
     count = images.shape[0]
     size = max(divisor for divisor in range(1, CHUNK + 1) if count % divisor == 0)
     if count <= CHUNK or size < CHUNK // 4:
         return function(images)
-    y = lax.map(function, images.reshape(size, count // size, *images.shape[1:]).swapaxes(0, 1)).swapaxes(0, 1)
+    chunks = images.reshape(size, count // size, *images.shape[1:]).swapaxes(0, 1)
+    y = lax.map(jax.checkpoint(function, prevent_cse=False), chunks).swapaxes(0, 1)
     return y.reshape(count, *y.shape[2:])
 
 

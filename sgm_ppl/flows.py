@@ -56,7 +56,7 @@ class Conditioner(nn.Module):
 
     def splines(self, context: Array, eta: Array, *, train: bool = False) -> Array:
         # One dropout mask for every element of the batch, shared by all values of eta that are tried on it.
-        masks = {"train": train, "mask_batch": context.shape[:-1]}
+        masks: dict[str, Any] = {"train": train, "mask_batch": context.shape[:-1]}
         raw = self.rest(self.block(context + self.from_eta(eta), **masks), **masks)
         return raw.reshape(*raw.shape[:-1], self.dim, num_spline_parameters(self.bins))
 
@@ -145,9 +145,9 @@ class CouplingFlow(dist.Distribution):
         def layer(carry: tuple[Array, Array], inputs: Any) -> tuple[tuple[Array, Array], None]:
             u, log_det = carry
             transformed, weights, context, key = inputs
-            train = {} if key is None else {"train": True, "rngs": {"dropout": key}}
+            train: dict[str, Any] = {} if key is None else {"train": True, "rngs": {"dropout": key}}
             left_alone = jnp.where(transformed, 0, u)
-            raw = self.conditioner.apply({"params": weights}, context, left_alone, method="splines", **train)
+            raw: Any = self.conditioner.apply({"params": weights}, context, left_alone, method="splines", **train)
             spline = RationalQuadraticSpline.from_unconstrained(raw, self.interval)
             moved, log_slopes = spline.inverse_and_log_slope(u) if inverse else spline.forward_and_log_slope(u)
             log_det = log_det + jnp.sum(jnp.where(transformed, log_slopes, 0), axis=-1)
@@ -215,7 +215,7 @@ class ConditionalFlow(nn.Module):
     first the mean is 0, the scale `base_scale` and the layers the identity.
 
     `bounds` η_max keeps η inside (-η_max, η_max) by tanh; `unit` measures an unbounded η in units of its own, so that the
-    interval covers where η lives. The defaults are SGM's; Joint-2022 is layers=2, bins=4, feature_hidden=(),
+    interval covers where η lives. The defaults are SGM C.1; Joint-2022 is layers=2, bins=4, feature_hidden=(),
     base_hidden=(64, 32), conditioner_hidden=(64, 32), conditioner_dropout=0.0, activation=nn.relu, norm=False.
     """
 
@@ -226,7 +226,7 @@ class ConditionalFlow(nn.Module):
     feature_hidden: Sequence[int] = (1024, 512, 512)
     base_hidden: Sequence[int] = (256, 256)
     conditioner_hidden: Sequence[int] = (256,)
-    feature_dropout: float = 0.0
+    feature_dropout: float = 0.2
     conditioner_dropout: float = 0.1
     base_scale: float = 1.0
     base_scale_floor: float = 1e-3
@@ -238,7 +238,7 @@ class ConditionalFlow(nn.Module):
     @nn.compact
     def __call__(self, context: Array, *, train: bool = False) -> CouplingFlow:
         self._check()
-        style = {"activation": self.activation, "norm": self.norm}
+        style: dict[str, Any] = {"activation": self.activation, "norm": self.norm}
         features = MLP(self.feature_hidden, dropout=self.feature_dropout, name="features", **style)(
             context, train=train
         )
@@ -253,7 +253,7 @@ class ConditionalFlow(nn.Module):
             return jax.vmap(lambda k: conditioner.init(k, *one)["params"])(jax.random.split(key, self.layers))
 
         weights = self.param("conditioners", initialise)
-        contexts = jax.vmap(lambda w: conditioner.apply({"params": w}, features, method="context"))(weights)
+        contexts: Any = jax.vmap(lambda w: conditioner.apply({"params": w}, features, method="context"))(weights)
         dropped = train and self.conditioner_dropout > 0
         return CouplingFlow(
             loc,

@@ -1,6 +1,7 @@
 """Splines and the conditional flow, judged by autodiff, quadrature and scipy, in double precision."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from sgm_ppl.flows import ConditionalFlow, CouplingFlow
 from sgm_ppl.splines import RationalQuadraticSpline, num_spline_parameters
 
 CONTEXT = 4
-SMALL = {"feature_hidden": (8,), "base_hidden": (8,), "conditioner_hidden": (8,), "bins": 5}
+SMALL: dict[str, Any] = {"feature_hidden": (8,), "base_hidden": (8,), "conditioner_hidden": (8,), "bins": 5}
 BOUNDS = (0.25, 2.0, np.pi, 0.5, 1.0)
 
 
@@ -205,7 +206,7 @@ def test_far_outside_the_interval_the_flow_is_the_identity():
 
 @pytest.mark.parametrize("output", [None, "bounds"], ids=["unbounded", "bounded"])
 def test_at_first_it_is_the_base_normal_through_the_bounds(output):
-    options = {"base_scale": 0.7} | ({output: BOUNDS} if output else {})
+    options: dict[str, Any] = {"base_scale": 0.7} | ({output: BOUNDS} if output else {})
     module = ConditionalFlow(dim=5, layers=2, **SMALL, **options)
     context = jax.random.normal(key(0), (3, CONTEXT))
     flow = call(module, jax.jit(module.init)(key(1), context), context)
@@ -305,7 +306,7 @@ def test_maximum_likelihood_recovers_a_bimodal_density_that_depends_on_the_conte
     @jax.jit
     def fit(variables):
         def loss(v, batch):
-            return -module.apply(v, context[batch]).log_prob(eta[batch]).mean()
+            return -call(module, v, context[batch]).log_prob(eta[batch]).mean()
 
         def step(state, key_batch):
             variables, optimiser_state = state
