@@ -58,7 +58,8 @@ MODELS = {
 # `sgm-ppl experiment NAME`
 EXPERIMENTS = {
     "data-efficiency": Entry(
-        "sgm_ppl.experiments.data_efficiency:DataEfficiency", "what symmetries are worth with little data (SGM figure 9)"
+        "sgm_ppl.experiments.data_efficiency:DataEfficiency",
+        "what symmetries are worth with little data (SGM figure 9)",
     ),
 }
 
