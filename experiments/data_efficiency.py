@@ -165,21 +165,25 @@ def run(
     """Run what is not finished and nobody else is running, wait for the rest, and leave table and figure."""
     cells = cells_of(config, len(config.load_data().train.images))
     folder = run.folder / "cells"
+    announced: set[Cell] = set()
     while unfinished := [cell for cell in cells if not Run(_folder(folder, cell)).finished]:
         progress = False
         for cell in unfinished:
             with claimed(_folder(folder, cell)) as mine:
                 if not mine or Run(_folder(folder, cell)).finished:
                     continue
-                done = sum(Run(_folder(folder, other)).finished for other in cells)
-                print(f"[{done + 1}/{len(cells)}] {cell}", flush=True)
+                if cell not in announced:
+                    done = sum(Run(_folder(folder, other)).finished for other in cells)
+                    print(f"[{done + 1}/{len(cells)}] {cell}", flush=True)
                 training = training_of(config, cell)
                 opened = Run.open(_folder(folder, cell), training)
                 sgm = partial(_shared_sgm, training, cell, run.folder / "sgms", opened, train_sgm)
                 try:
                     opened.save_metrics(work(cell, training, config.evaluation, opened, sgm))
                 except SgmIsBeingTrained:
-                    print("  waits for its SGM, which another process is training", flush=True)
+                    if cell not in announced:
+                        print("  comes later: another process is training its SGM", flush=True)
+                    announced.add(cell)
                     continue
                 progress = True
         if not progress:
@@ -189,7 +193,8 @@ def run(
     write_atomically(run.folder / "table.md", text.encode())
     draw(summary, run.figure("data_efficiency"), config.data)
     print(f"\n{text}")
-    return {"cells": len(cells), "rows": [dataclasses.asdict(row) for row in summary]}
+    columns = [field.name for field in dataclasses.fields(Summary)]
+    return {"cells": len(cells), "table": {name: [getattr(row, name) for row in summary] for name in columns}}
 
 
 def _folder(folder: Path, cell: Cell) -> Path:
@@ -244,10 +249,10 @@ def summarise(results: Iterable[tuple[Cell, dict[str, Any]]]) -> list[Summary]:
             if space in metrics:
                 images = metrics.get("images", metrics[space].get("images"))
                 groups.setdefault((cell.model, space, cell.train, cell.rotate), {})[cell.seed] = {
-                    "iwlb": metrics[space]["iwlb"]["mean"],
-                    "elbo": metrics[space]["elbo"],
-                    "mse": metrics[space]["reconstruction_mse"]["mean"],
-                    "bits_per_dim": metrics[space]["bits_per_dim"],
+                    "iwlb": float(metrics[space]["iwlb"]["mean"]),  # JSON has no infinities: they are strings there
+                    "elbo": float(metrics[space]["elbo"]),
+                    "mse": float(metrics[space]["reconstruction_mse"]["mean"]),
+                    "bits_per_dim": float(metrics[space]["bits_per_dim"]),
                     "untrusted": metrics[space]["iwlb"]["untrusted"] / images,
                 }
     summary = []
@@ -392,6 +397,7 @@ def draw(summary: Sequence[Summary], path: Path, data: str) -> None:
             "linestyle": "-" if space == "observation" else ":",
             "linewidth": 2.0 / (1 + sizes.index(train)),
             "marker": "o",
+            "markerfacecolor": colours[model] if space == "observation" else "none",
             "markersize": 4,
             "capsize": 2,
             "label": f"{TITLES[model]}, {train:,}" + (", prototype space" if space == "prototype" else ""),
