@@ -131,6 +131,23 @@ def test_every_row_keeps_its_promises(name):
     assert name not in registry.MODELS or callable(module.evaluate)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["demo"],
+        *(["train", name] for name in registry.MODELS),
+        *(["experiment", name] for name in registry.EXPERIMENTS),
+    ],
+    ids=" ".join,
+)
+def test_every_row_helps(say, command):
+    code, out, err = say(*command, "--help")
+    assert (code, err) == (0, "")
+    assert f"Example:\n  sgm-ppl {' '.join(command)} --preset smoke" in out
+    for option in ("--preset {smoke,laptop,paper}", "--out FOLDER", "--seed INT", "--data NAME"):
+        assert option in out
+
+
 def test_a_class_names_its_row():
     targets = {entry.class_name: entry.target for entry in ROWS.values()}
     assert all(targets[entry.class_name] == entry.target for entry in ROWS.values())
