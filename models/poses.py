@@ -18,14 +18,15 @@ from sgm_ppl.transforms import Affine, AffineElement, Colour, Family, Product, r
 __all__ = ["ColourEncoder", "PoseEncoder", "ProductEncoder", "warm_encoder"]
 
 
-def warm_encoder(transform: Family, hidden: Sequence[int], **options: int) -> nn.Module:
+def warm_encoder(transform: Family, hidden: Sequence[int], *, hypotheses: int = 4, passes: int = 1) -> nn.Module:
     """The encoder that starts from moments, for affine and colour families and their products."""
     if isinstance(transform, Affine):
-        return PoseEncoder(transform, tuple(hidden), **options)
+        return PoseEncoder(transform, tuple(hidden), hypotheses, passes)
     if isinstance(transform, Colour):
         return ColourEncoder(transform, tuple(hidden))
     if isinstance(transform, Product):
-        return ProductEncoder(tuple(warm_encoder(factor, hidden, **options) for factor in transform.factors))
+        each = (warm_encoder(factor, hidden, hypotheses=hypotheses, passes=passes) for factor in transform.factors)
+        return ProductEncoder(tuple(each))
     raise ValueError(f"There is a warm start for affine and colour families and their products; got {transform}.")
 
 

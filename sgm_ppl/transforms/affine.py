@@ -68,7 +68,7 @@ class AffineElement:
 
 
 @dataclass(frozen=True)
-class Affine(Family):
+class Affine(Family[AffineElement]):
     """Shift, rotation, scale and shear, or any of them by name; η = 0 is the identity.  SGM C.5.
 
     `Affine()` has the paper's five; `Affine(("rotation",))` has one, `Affine(tuple(GENERATORS))` all six. A shift of 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Generic, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,11 @@ class Element(Protocol):
     def inverse(self) -> Self: ...
 
 
+E = TypeVar("E", bound=Element, covariant=True)
+
+
 @dataclass(frozen=True)
-class Family(ABC):
+class Family(ABC, Generic[E]):
     """{T_η}: maps parameters η, last axis named by `names`, to group elements.  SGM section 2.
 
     To add a family: fill in the two fields, write `element`, add a row to the table in tests/core/test_transforms.py.
@@ -36,10 +39,10 @@ class Family(ABC):
             raise ValueError(f"`eta_max` must hold one positive bound for each of {self.names}; got {self.eta_max}.")
 
     @abstractmethod
-    def element(self, eta: Array) -> Element:
+    def element(self, eta: Array) -> E:
         """The group element of `eta`, whose last axis has already been checked."""
 
-    def __call__(self, eta: Array) -> Element:
+    def __call__(self, eta: Array) -> E:
         eta = jnp.asarray(eta)
         if eta.ndim == 0 or eta.shape[-1] != self.dim:
             raise ValueError(f"`eta` must end in {self.dim} entries {self.names}; got shape {eta.shape}.")

@@ -44,7 +44,7 @@ class ColourElement:
 
 
 @dataclass(frozen=True)
-class Colour(Family):
+class Colour(Family[ColourElement]):
     """Hue in turns, saturation and value as logarithms of factors; η = 0 is the identity.  SGM C.5.
 
     T_a ∘ T_b = T_{a+b} holds exactly for elements; for pixels it holds inside the gamut, since what is clipped is lost.

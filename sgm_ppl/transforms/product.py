@@ -32,7 +32,7 @@ class ProductElement:
 
 
 @dataclass(frozen=True)
-class Product(Family):
+class Product(Family[ProductElement]):
     """T_(a, b) = T_a ∘ T_b for families that commute; η is the factors' parameters side by side."""
 
     names: tuple[str, ...] = field(init=False)

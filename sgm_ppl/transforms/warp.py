@@ -42,9 +42,9 @@ class _Taps(NamedTuple):
     along_x: tuple[list[Array], list[Array]]
 
     def read(self, flat: Array, row: int, column: int) -> Array:
-        return flat.at[self.index(row, column)].get(mode="promise_in_bounds")
+        return flat.at[self.at(row, column)].get(mode="promise_in_bounds")
 
-    def index(self, row: int, column: int) -> Array:
+    def at(self, row: int, column: int) -> Array:
         return self.first + (row * self.stride + column * self.channels)
 
 
@@ -110,8 +110,8 @@ def _sample_backward(interpolation: Interpolation, residuals, cotangent: Array):
     image, y, x = residuals
     to_y = jax.lax.optimization_barrier(residuals)
     to_x = jax.lax.optimization_barrier(to_y)
-    slope_y = _weighted_taps(*to_y, interpolation, 1, 0)
-    slope_x = _weighted_taps(*to_x, interpolation, 0, 1)
+    slope_y = _weighted_taps(to_y[0], to_y[1], to_y[2], interpolation, 1, 0)
+    slope_x = _weighted_taps(to_x[0], to_x[1], to_x[2], interpolation, 0, 1)
 
     taps = _taps(image.shape, y, x, interpolation)
     border = _border(interpolation)
@@ -120,7 +120,7 @@ def _sample_backward(interpolation: Interpolation, residuals, cotangent: Array):
     flat = jnp.zeros(_size(padded_shape), cotangent.dtype)
     for row, weight in enumerate(taps.along_y[0]):
         for column, w in enumerate(taps.along_x[0]):
-            flat = flat.at[taps.index(row, column)].add(weight * w * cotangent, mode="promise_in_bounds")
+            flat = flat.at[taps.at(row, column)].add(weight * w * cotangent, mode="promise_in_bounds")
     pixels = flat.reshape(padded_shape)[..., border : border + height, border : border + width, :]
     return pixels, (cotangent * slope_y).sum(-1), (cotangent * slope_x).sum(-1)
 

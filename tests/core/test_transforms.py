@@ -127,7 +127,7 @@ def test_exponential_against_scipy(key):
     for i, (linear, shift) in enumerate(GENERATORS.values()):
         generators[i, :2, :2], generators[i, :2, 2] = linear, shift
     expected = np.stack([scipy.linalg.expm(m) for m in np.einsum("bk,kij->bij", eta, generators)])
-    element = T(eta)
+    element = T.element(eta)
     np.testing.assert_allclose(element.linear, expected[:, :2, :2], rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(element.shift, expected[:, :2, 2], rtol=1e-12, atol=1e-12)
 
@@ -167,7 +167,7 @@ def test_directions(key):
 def test_warp_agrees_with_scipy(interpolation, order, key):
     T = Affine(interpolation=interpolation)
     eta, image = T.sample(key, (), 0.8), smooth_image(key)
-    pull = T(eta).inverse()
+    pull = T.element(eta).inverse()
     flip = np.array([[0, 1], [1, 0]])  # scipy counts (row, column)
     matrix = flip @ np.asarray(pull.linear) @ flip
     centre = np.array([15.5, 15.5])
@@ -200,7 +200,7 @@ def test_sampling_derivatives(interpolation, key):
     np.testing.assert_allclose(sample_image(image, y, x, interpolation), plain(image, y, x), atol=1e-12)
     ours, reference = (
         jax.grad(lambda *args, f=f: (weight * f(*args)).sum(), argnums=(0, 1, 2))(image, y, x)
-        for f in (lambda *args: sample_image(*args, interpolation), plain)
+        for f in (lambda *args: sample_image(args[0], args[1], args[2], interpolation), plain)
     )
     for a, b in zip(ours, reference, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-10)

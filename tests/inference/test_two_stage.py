@@ -13,6 +13,7 @@ import scipy.ndimage
 from numpyro.infer import SVI
 
 from sgm_ppl.images import gaussian_blur
+from sgm_ppl.inference import fit
 from sgm_ppl.inference.optim import adamw
 from sgm_ppl.inference.self_supervised import SelfSupervised, nothing
 from sgm_ppl.inference.two_stage import Schedule, StageOne, StageTwo, fit_two_stage, train_encoder, train_prior
@@ -165,7 +166,8 @@ def test_locations(key):
 def test_bounded_guide_stays_inside(key):
     def q(scale):
         guide = partial(prototype_guide, encoder=PlainEncoder(2, (16,), initial_scale=scale), bounds=SHIFT.eta_max)
-        return numpyro.handlers.trace(numpyro.handlers.seed(guide, key)).get_trace(jnp.zeros((1, 8, 8, 1)))["eta"]["fn"]  # centred at zero
+        blank = jnp.zeros((1, 8, 8, 1))  # of which an untrained network says zero
+        return numpyro.handlers.trace(numpyro.handlers.seed(guide, key)).get_trace(blank)["eta"]["fn"]
 
     draws = q(2.0).sample(key, (200,))
     assert 0.2 < float(jnp.abs(draws).max()) <= 0.25
@@ -208,8 +210,8 @@ def small_fit():
     )
 
 
-def test_both_stages_learn(small_fit, key):
-    x, result = small_fit
+def test_both_stages_learn(small_fit):
+    _, result = small_fit
     first, second = (np.array([entry["loss"] for entry in stage.log]) for stage in (result.stage_one, result.stage_two))
     assert first[-10:].mean() < 0.5 * first[:5].mean()
     assert second[-10:].mean() < second[:5].mean() - 0.3
@@ -283,7 +285,7 @@ def test_stage_one_options_reach_the_objective(images):
 
 def test_maximum_likelihood_recovers_a_known_conditional(key):
     """η | x̂ ~ N(±0.6, 0.2²), the sign given by the image: the learnt density is within 0.05 nats of the true one."""
-    side_key, eta_key, fit_key, test_key = jax.random.split(key, 4)
+    eta_key, fit_key, test_key = jax.random.split(key, 3)
 
     def world(key, n):
         side_key, eta_key = jax.random.split(key)
@@ -295,8 +297,6 @@ def test_maximum_likelihood_recovers_a_known_conditional(key):
     prior = flow_prior(
         ROTATION, layers=2, feature_hidden=(32,), base_hidden=(32,), conditioner_hidden=(32,), feature_dropout=0.0
     )
-    from sgm_ppl.inference import fit
-
     svi = SVI(
         partial(prior_of_pairs, prior=prior),
         nothing,

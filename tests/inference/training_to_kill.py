@@ -1,6 +1,7 @@
 """A small training that `test_fit` kills with SIGKILL in the midst of it: python training_to_kill.py FOLDER."""
 
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,13 @@ def jitter(key, step, x):
 
 
 def train(out, **options) -> FitResult:
-    settings = {"steps": STEPS, "batch_size": 8, "key": jax.random.key(3), "prepare": jitter, "progress": False}
+    settings: dict[str, Any] = {
+        "steps": STEPS,
+        "batch_size": 8,
+        "key": jax.random.key(3),
+        "prepare": jitter,
+        "progress": False,
+    }
     return fit(new_svi(), ROWS, out=out, **(settings | {"log_every": 10, "checkpoint_every": 20} | options))
 
 
