@@ -315,12 +315,14 @@ def guess_upright(x, scale=1.0):
         numpyro.sample("eta", dist.Normal(jnp.zeros((x.shape[0], 1)), 0.05 * scale).to_event(1))
 
 
-UPRIGHT = SGM(Affine(("rotation",)), nearly_upright, guess_upright, (8, 8, 1))
+UPRIGHT = SGM(Affine(("rotation",), interpolation="linear"), nearly_upright, guess_upright, (8, 8, 1))
 
 
 @pytest.mark.filterwarnings("ignore::sgm_ppl.inference.UntrustedWeights")
 @pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize("model", ["augvae", "invvae", pytest.param("uniform", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model", ["invvae", *(pytest.param(model, marks=pytest.mark.slow) for model in ("augvae", "uniform"))]
+)
 def test_a_cell_trains_and_measures(config, tmp_path, model, monkeypatch):
     monkeypatch.setattr(VaeOptions, "nets", lambda options, shape: TinyNets(shape, scale_floor=options.scale_floor))
     vae = dataclasses.replace(config.vae, steps=12, batch_size=20, learning_rate=0.01)
