@@ -57,7 +57,7 @@ SGM_PRESETS: dict[Preset, SgmOptions] = {
         flow_layers=1,
     ),
     "laptop": SgmOptions(
-        steps=(2_000, 2_000),
+        steps=(800, 2_000),
         batch_size=64,
         augmentations=2,
         bank=5,
