@@ -81,11 +81,7 @@ class Affine(Family[AffineElement]):
     interpolation: Interpolation = field(default="cubic", kw_only=True)
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.names if name not in GENERATORS]
-        if unknown:
-            raise ValueError(f"Affine parameters are {', '.join(GENERATORS)}; got {', '.join(map(str, unknown))}.")
-        if not self.eta_max:
-            object.__setattr__(self, "eta_max", tuple(ETA_MAX[name] for name in self.names))
+        self._fill(ETA_MAX)
         super().__post_init__()
 
     def element(self, eta: Array) -> AffineElement:

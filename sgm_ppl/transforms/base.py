@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -31,6 +32,16 @@ class Family(ABC, Generic[E]):
 
     names: tuple[str, ...]
     eta_max: tuple[float, ...]
+
+    def _fill(self, known: Mapping[str, float]) -> None:
+        """For families of `known` parameters: check the names, and take the bounds that belong to them if none are given."""
+        unknown = [name for name in self.names if name not in known]
+        if unknown:
+            raise ValueError(
+                f"{type(self).__name__} parameters are {', '.join(known)}; got {', '.join(map(str, unknown))}."
+            )
+        if not self.eta_max:
+            object.__setattr__(self, "eta_max", tuple(known[name] for name in self.names))
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):

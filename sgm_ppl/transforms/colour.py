@@ -54,11 +54,7 @@ class Colour(Family[ColourElement]):
     eta_max: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.names if name not in ETA_MAX]
-        if unknown:
-            raise ValueError(f"Colour parameters are {', '.join(ETA_MAX)}; got {', '.join(map(str, unknown))}.")
-        if not self.eta_max:
-            object.__setattr__(self, "eta_max", tuple(ETA_MAX[name] for name in self.names))
+        self._fill(ETA_MAX)
         super().__post_init__()
 
     def element(self, eta: Array) -> ColourElement:
