@@ -6,8 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from sgm_ppl.experiments.config import Evaluation, Preset
+from sgm_ppl.experiments.recipes import SGM_PRESETS
 from sgm_ppl.experiments.runs import Run
-from sgm_ppl.experiments.symmetries import PAPER_SGM, SGM_PRESETS, SgmOptions, train_sgm
+from sgm_ppl.experiments.symmetries import PAPER_SGM, SgmOptions, train_sgm
 from sgm_ppl.experiments.vae import PRESETS as VAE_PRESETS
 from sgm_ppl.experiments.vae import VaeConfig, evaluate, fit_vae
 

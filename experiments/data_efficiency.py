@@ -20,8 +20,9 @@ from sgm_ppl.experiments.claims import claimed
 from sgm_ppl.experiments.config import EVALUATIONS, Config, Evaluation, Preset
 from sgm_ppl.experiments.inv_vae import PRESETS as INV_VAE_PRESETS
 from sgm_ppl.experiments.inv_vae import TrainInvVae
+from sgm_ppl.experiments.recipes import SGM_PRESETS
 from sgm_ppl.experiments.runs import Run
-from sgm_ppl.experiments.symmetries import PAPER_SGM, SGM_FILE, SGM_PRESETS, SgmOptions, train_sgm
+from sgm_ppl.experiments.symmetries import PAPER_SGM, SGM_FILE, SgmOptions, train_sgm
 from sgm_ppl.experiments.vae import PRESETS as VAE_PRESETS
 from sgm_ppl.experiments.vae import TrainVae, VaeConfig, VaeOptions
 from sgm_ppl.files import write_atomically

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from sgm_ppl.experiments.aug_vae import options_of
 from sgm_ppl.experiments.config import Evaluation, Preset
+from sgm_ppl.experiments.recipes import SGM_PRESETS
 from sgm_ppl.experiments.runs import Run
-from sgm_ppl.experiments.symmetries import PAPER_SGM, SGM_FILE, SGM_PRESETS, SgmOptions, load_sgm, train_sgm
+from sgm_ppl.experiments.symmetries import PAPER_SGM, SGM_FILE, SgmOptions, load_sgm, train_sgm
 from sgm_ppl.experiments.vae import PARAMS, VaeConfig, draw, fit_vae, scores
 
 if TYPE_CHECKING:

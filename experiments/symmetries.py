@@ -1,111 +1,168 @@
-"""The SGM that an AugVAE or an InvVAE stands on: trained by the two stages, kept in one file.  SGM algorithm 1."""
+"""The SGM of a run: its options, trained by the two stages, kept in one file.  SGM algorithm 1."""
 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from sgm_ppl.experiments.config import Preset
+from sgm_ppl.inference.two_stage import PAPER_STAGE_ONE, PAPER_STAGE_TWO, StageOne, StageTwo
 
 if TYPE_CHECKING:
     import jax
     import numpy as np
 
-    from sgm_ppl.models.sgm import SGM
-    from sgm_ppl.transforms import Affine
+    from sgm_ppl.models.sgm import SGM, Program
+    from sgm_ppl.transforms import Family
 
-__all__ = ["PAPER_SGM", "SGM_FILE", "SGM_PRESETS", "SgmOptions", "load_sgm", "train_sgm"]
+__all__ = [
+    "PAPER_SGM",
+    "SGM_FILE",
+    "EncoderOptions",
+    "FamilyOptions",
+    "PriorOptions",
+    "SgmOptions",
+    "load_sgm",
+    "train_sgm",
+]
 
 SGM_FILE = "sgm.npz"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SgmOptions:
-    """How q(η | x) and then p(η | x̂) are trained; the defaults are the paper's for MNIST.  SGM C.1."""
+class FamilyOptions:
+    """Which transformations T_η."""
 
-    transformations: tuple[str, ...] = ("shift_x", "shift_y", "rotation", "scale_x", "scale_y")
-    """Which affine transformations; their bounds are the paper's."""
-    steps: tuple[int, int] = (60_000, 60_000)
-    """Training steps of the two stages."""
-    batch_size: int = 512
-    """Images in a step."""
-    augmentations: int = 5
-    """Random copies of an image that a step averages over."""
-    bank: int = 0
-    """Prototypes for each image that the second stage draws from; 0 is new ones in every step, as in the paper."""
+    kind: Literal["affine", "colour", "product"] = "affine"
+    """What is moved: places, colours, or both."""
+    affine: tuple[str, ...] = ("shift_x", "shift_y", "rotation", "scale_x", "scale_y")
+    """Affine parameters, of shift_x, shift_y, rotation, scale_x, scale_y and shear."""
+    colour: tuple[str, ...] = ("hue", "saturation", "value")
+    """Colour parameters, of hue, saturation and value."""
+    eta_max: tuple[float, ...] = ()
+    """A bound for each parameter, those of a product side by side; none at all are the paper's for MNIST."""
+
+    def build(self) -> Family:
+        """The family."""
+        from sgm_ppl.transforms import Affine, Colour, Product
+
+        if self.kind == "affine":
+            return Affine(self.affine, self.eta_max)
+        if self.kind == "colour":
+            return Colour(self.colour, self.eta_max)
+        first, second = self.eta_max[: len(self.affine)], self.eta_max[len(self.affine) :]
+        return Product(Affine(self.affine, first), Colour(self.colour, second))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderOptions:
+    """The network of q(η | x)."""
+
+    hidden: tuple[int, ...] = (2048, 1024, 512, 256)
+    """Hidden layers."""
     warm_start: bool = False
-    """Let q(η | x) start from an image's moments, which the paper does not, and which needs far fewer steps."""
-    encoder: tuple[int, ...] = (2048, 1024, 512, 256)
-    """Hidden layers of q(η | x)."""
+    """Start from an image's moments, which the paper does not, and which needs far fewer steps."""
+    hypotheses: int = 4
+    """With a warm start: how many poses of an image are weighed, 2 or 4."""
+    passes: int = 1
+    """With a warm start: how often the prototype is looked at again, and corrected."""
+
+    def build(self, transform: Family) -> Any:
+        """The Linen module for this family."""
+        from sgm_ppl.models.encoders import PlainEncoder
+        from sgm_ppl.models.poses import warm_encoder
+
+        if self.warm_start:
+            return warm_encoder(transform, self.hidden, hypotheses=self.hypotheses, passes=self.passes)
+        return PlainEncoder(transform.dim, self.hidden)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PriorOptions:
+    """The flow p(η | x̂); the defaults are the paper's for MNIST.  SGM C and C.1."""
+
+    layers: int = 6
+    """Coupling layers."""
+    bins: int = 6
+    """Of each spline."""
+    interval: float = 3.0
+    """The splines reach from minus this to plus this; η is scaled to match."""
     features: tuple[int, ...] = (1024, 512, 512)
-    """Hidden layers of the flow's features of a prototype."""
-    flow_layers: int = 6
-    """Layers of the flow p(η | x̂)."""
+    """Hidden layers of the features of a prototype, which all layers share."""
+    base: tuple[int, ...] = (256, 256)
+    """Hidden layers that predict the base distribution."""
+    conditioner: tuple[int, ...] = (256,)
+    """Hidden layers that predict a coupling layer's splines."""
+    feature_dropout: float = 0.2
+    """Dropout of the features."""
+    conditioner_dropout: float = 0.1
+    """Dropout of the conditioners."""
+
+    def build(self, transform: Family, *, bounded: bool) -> Program:
+        """The NumPyro program for this family."""
+        from sgm_ppl.models.priors import flow_prior
+
+        return flow_prior(
+            transform,
+            layers=self.layers,
+            bins=self.bins,
+            interval=self.interval,
+            feature_hidden=self.features,
+            base_hidden=self.base,
+            conditioner_hidden=self.conditioner,
+            feature_dropout=self.feature_dropout,
+            conditioner_dropout=self.conditioner_dropout,
+            bounded=bounded,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SgmOptions:
+    """How q(η | x) and then p(η | x̂) are built and trained; the defaults are the paper's for MNIST.  SGM C.1."""
+
+    family: FamilyOptions = FamilyOptions()
+    """Which transformations."""
+    encoder: EncoderOptions = EncoderOptions()
+    """The network of q(η | x)."""
+    prior: PriorOptions = PriorOptions()
+    """The flow p(η | x̂)."""
+    stage_one: StageOne = PAPER_STAGE_ONE
+    """How q(η | x) is trained."""
+    stage_two: StageTwo = PAPER_STAGE_TWO
+    """How p(η | x̂) is trained."""
 
 
 PAPER_SGM = SgmOptions()
-SGM_PRESETS: dict[Preset, SgmOptions] = {
-    "smoke": SgmOptions(
-        steps=(5, 5),
-        batch_size=20,
-        augmentations=1,
-        bank=1,
-        warm_start=True,
-        encoder=(8,),
-        features=(8,),
-        flow_layers=1,
-    ),
-    "laptop": SgmOptions(
-        steps=(800, 2_000),
-        batch_size=64,
-        augmentations=2,
-        bank=5,
-        warm_start=True,
-        encoder=(256, 128),
-        features=(256, 128),
-        flow_layers=4,
-    ),
-    "paper": PAPER_SGM,
-}
 
 
-def train_sgm(options: SgmOptions, x: np.ndarray, *, key: jax.Array, out: Path) -> SGM:
+def train_sgm(
+    options: SgmOptions, x: np.ndarray, *, key: jax.Array, out: Path, validation: np.ndarray | None = None
+) -> SGM:
     """Train on the images `x`, or go on in the folder `out`, and leave the parameters there; once they are, load them."""
     from sgm_ppl.inference import save_params
-    from sgm_ppl.inference.two_stage import (
-        PAPER_STAGE_ONE,
-        PAPER_STAGE_TWO,
-        StageOne,
-        StageTwo,
-        fit_two_stage,
-    )
+    from sgm_ppl.inference.two_stage import fit_two_stage
 
     path = Path(out) / SGM_FILE
     if not path.is_file():
-        encoder, prior = _programs(options)
-        one, two = (
-            dataclasses.replace(schedule, steps=steps, batch_size=options.batch_size)
-            for schedule, steps in zip((PAPER_STAGE_ONE.schedule, PAPER_STAGE_TWO.schedule), options.steps, strict=True)
-        )
+        transform = options.family.build()
         result = fit_two_stage(
             x,
-            transform=_transform(options),
+            transform=transform,
             key=key,
-            prior=prior,
-            encoder=encoder,
-            stage_one=StageOne(one, num_augmentations=options.augmentations),
-            stage_two=StageTwo(two, options.augmentations, bank=options.bank),
+            prior=options.prior.build(transform, bounded=options.stage_one.bounded),
+            encoder=options.encoder.build(transform),
+            stage_one=options.stage_one,
+            stage_two=options.stage_two,
             out=Path(out),
+            validation=validation,
         )
         save_params(path, {"encoder": result.stage_one.params, "prior": result.stage_two.params})
     return load_sgm(options, path, x.shape[1:])
 
 
-def load_sgm(options: SgmOptions, path: Path, image_shape: tuple[int, int, int]) -> SGM:
+def load_sgm(options: SgmOptions, path: Path, image_shape: tuple[int, ...]) -> SGM:
     """What `train_sgm` left in the file `path`, for images of this shape."""
-    from functools import partial
-
     import jax
     import jax.numpy as jnp
 
@@ -118,9 +175,14 @@ def load_sgm(options: SgmOptions, path: Path, image_shape: tuple[int, int, int])
             f"{path} does not exist: this run has no trained SGM. Train it again, from its beginning."
         )
     params: dict[str, Any] = jax.tree.map(jnp.asarray, load_params(path))
-    encoder, prior = _programs(options)
-    guide = bind(partial(prototype_guide, encoder=encoder), params["encoder"])
-    sgm = SGM(_transform(options), bind(prior, params["prior"]), guide, image_shape)
+    transform = options.family.build()
+    bounded = options.stage_one.bounded
+    guide = partial(
+        prototype_guide, encoder=options.encoder.build(transform), bounds=transform.eta_max if bounded else None
+    )
+    prior = options.prior.build(transform, bounded=bounded)
+    height, width, channels = image_shape
+    sgm = SGM(transform, bind(prior, params["prior"]), bind(guide, params["encoder"]), (height, width, channels))
     try:
         jax.eval_shape(sgm.resample, jax.random.key(0), jax.ShapeDtypeStruct((1, *image_shape), jnp.float32))
     except Exception as error:
@@ -129,22 +191,3 @@ def load_sgm(options: SgmOptions, path: Path, image_shape: tuple[int, int, int])
             "Use the data and the options that it was trained with."
         ) from error
     return sgm
-
-
-def _transform(options: SgmOptions) -> Affine:
-    from sgm_ppl.transforms import Affine
-
-    return Affine(options.transformations)
-
-
-def _programs(options: SgmOptions) -> tuple[Any, Any]:
-    """The encoder of q(η | x), and p(η | x̂)."""
-    from sgm_ppl.models.encoders import PlainEncoder
-    from sgm_ppl.models.poses import warm_encoder
-    from sgm_ppl.models.priors import flow_prior
-
-    transform = _transform(options)
-    prior = flow_prior(transform, layers=options.flow_layers, feature_hidden=options.features)
-    if options.warm_start:
-        return warm_encoder(transform, options.encoder), prior
-    return PlainEncoder(transform.dim, options.encoder), prior

@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sgm_ppl.experiments.symmetries import SGM_FILE, SGM_PRESETS, load_sgm, train_sgm
+from sgm_ppl.experiments.recipes import SGM_PRESETS
+from sgm_ppl.experiments.symmetries import SGM_FILE, EncoderOptions, FamilyOptions, load_sgm, train_sgm
 from sgm_ppl.inference import save_params
 
-OPTIONS = dataclasses.replace(SGM_PRESETS["smoke"], transformations=("rotation",), warm_start=False)
+OPTIONS = dataclasses.replace(
+    SGM_PRESETS["smoke"], family=FamilyOptions(affine=("rotation",)), encoder=EncoderOptions(hidden=(8,))
+)
 
 
 def test_a_missing_file_is_explained(tmp_path):

@@ -1,0 +1,85 @@
+"""The numbers of every SGM training, in one place: three kinds of data, three presets.  SGM C.1 to C.3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from sgm_ppl.experiments.config import Preset
+from sgm_ppl.experiments.symmetries import PAPER_SGM, EncoderOptions, FamilyOptions, PriorOptions, SgmOptions
+from sgm_ppl.inference.two_stage import Schedule, StageOne, StageTwo
+
+__all__ = ["RECIPES", "SGM_PRESETS", "Kind"]
+
+Kind = Literal["affine", "colour", "sprites"]
+
+COLOUR = FamilyOptions(kind="colour")
+FAR = FamilyOptions(eta_max=(0.75, 0.75, 3.141592653589793, 0.75, 0.75))  # SGM C.3
+
+PAPER: dict[Kind, SgmOptions] = {
+    "affine": PAPER_SGM,
+    "colour": SgmOptions(
+        family=COLOUR,
+        stage_one=StageOne(
+            Schedule(60_000, 3e-4, final=1e-4, warmup=0.1, clip=2.0), invertibility=0.0, bounded=True, blur=3.0
+        ),
+        stage_two=StageTwo(Schedule(15_000, 3e-3, initial=0.1, final=0.03, clip=2.0)),
+    ),
+    "sprites": SgmOptions(
+        family=FAR,
+        prior=PriorOptions(feature_dropout=0.05),
+        stage_one=StageOne(
+            Schedule(60_000, 1e-3, initial=0.03, warmup=0.05, clip=3.0),
+            symmetric=False,
+            invertibility=0.0,
+            bounded=True,
+            blur=3.0,
+        ),
+        stage_two=StageTwo(Schedule(60_000, 3e-4, initial=0.1, final=0.3, clip=2.0), multiplier=0.75),
+    ),
+}
+
+
+class Size(NamedTuple):
+    """What a training with a warm start costs: steps, images in a step and random copies of each, by stage; networks."""
+
+    steps: tuple[int, int]
+    batch_sizes: tuple[int, int]
+    augmentations: tuple[int, int]
+    bank: int
+    encoder: tuple[int, ...]
+    features: tuple[int, ...]
+    layers: int
+
+
+SMOKE = Size((5, 5), (20, 20), (1, 1), 1, (8,), (8,), 1)
+LAPTOP = Size((800, 2_000), (64, 64), (2, 2), 5, (256, 128), (256, 128), 4)
+
+
+def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0) -> SgmOptions:
+    """The paper's training for MNIST, made small, from a warm start."""
+    one, two = (
+        replace(stage.schedule, steps=steps, batch_size=batch_size)
+        for stage, steps, batch_size in zip(
+            (PAPER_SGM.stage_one, PAPER_SGM.stage_two), size.steps, size.batch_sizes, strict=True
+        )
+    )
+    return SgmOptions(
+        family=family,
+        encoder=EncoderOptions(hidden=size.encoder, warm_start=True),
+        prior=PriorOptions(layers=size.layers, features=size.features),
+        stage_one=StageOne(one, num_augmentations=size.augmentations[0]),
+        stage_two=StageTwo(two, size.augmentations[1], multiplier, size.bank),
+    )
+
+
+RECIPES: dict[Kind, dict[Preset, SgmOptions]] = {
+    "affine": {
+        "smoke": _warm(SMOKE, FamilyOptions()),
+        "laptop": _warm(LAPTOP, FamilyOptions()),
+        "paper": PAPER["affine"],
+    },
+    "colour": {"smoke": _warm(SMOKE, COLOUR), "laptop": _warm(LAPTOP, COLOUR), "paper": PAPER["colour"]},
+    "sprites": {"smoke": _warm(SMOKE, FAR, 0.75), "laptop": _warm(LAPTOP, FAR, 0.75), "paper": PAPER["sprites"]},
+}
+SGM_PRESETS = RECIPES["affine"]
