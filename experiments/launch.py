@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, get_args
 
@@ -80,7 +80,7 @@ def launch(name: str, entry: Entry, prog: str, arguments: Sequence[str]) -> None
     )
     config = _with_absolute_path(options.config)
     out = options.out or Path("runs") / _folder_name([name, preset, Path(config.data).stem], default, config)
-    _run_in(out, config, lambda run: module.run(config, run))
+    _run_in(out, config, lambda run: module.run(config, run), getattr(module, "summary", None))
 
 
 def evaluate(prog: str, arguments: Sequence[str]) -> None:
@@ -108,6 +108,7 @@ def evaluate(prog: str, arguments: Sequence[str]) -> None:
         out,
         {"evaluation": options.config, "of": config},
         lambda run: entry.module().evaluate(config, trained, options.config, run),
+        getattr(entry.module(), "summary", None),
     )
 
 
@@ -155,8 +156,13 @@ def _entry_of_run(folder: Path) -> Entry:
     return entry
 
 
-def _run_in(out: Path, config: Any, work: Callable[[Run], Mapping[str, Any]]) -> None:
-    """Do the work in the folder `out`, unless it was done there before."""
+def _run_in(
+    out: Path,
+    config: Any,
+    work: Callable[[Run], Mapping[str, Any]],
+    summary: Callable[[Mapping[str, Any], Path], Iterable[str]] | None = None,
+) -> None:
+    """Do the work in the folder `out`, unless it was done there before; `summary` says what to print, else all metrics."""
     new = not out.exists()
     run = Run.open(out, config)
     if run.finished:
@@ -172,7 +178,7 @@ def _run_in(out: Path, config: Any, work: Callable[[Run], Mapping[str, Any]]) ->
         except Exception:
             _forget_if_nothing_happened(out, new)
             raise
-    print("\n".join(_lines(run.metrics)))
+    print("\n".join(summary(run.metrics, out) if summary else _lines(run.metrics)))
     print(f"\nEverything is in {out}")
 
 

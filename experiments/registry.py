@@ -46,10 +46,11 @@ class Entry(NamedTuple):
 
 
 # `sgm-ppl demo`
-DEMO = Entry("sgm_ppl.experiments.vae:TrainVae", "train a model on real digits, and draw what it learnt")
+DEMO = Entry("sgm_ppl.experiments.sgm:TrainSgm", "learn the symmetries of real digits, and write a report about them")
 
 # `sgm-ppl train NAME`
 MODELS = {
+    "sgm": Entry("sgm_ppl.experiments.sgm:TrainSgm", "prototypes, and how the data move them"),
     "vae": Entry("sgm_ppl.experiments.vae:TrainVae", "the plain VAE that symmetries are added to"),
     "augvae": Entry("sgm_ppl.experiments.aug_vae:TrainAugVae", "a VAE of images that a trained SGM resamples"),
     "invvae": Entry("sgm_ppl.experiments.inv_vae:TrainInvVae", "a VAE of prototypes, with a trained SGM around it"),

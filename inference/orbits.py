@@ -34,13 +34,11 @@ def examine_orbits(key: Array, model: SGM, x: Array, num: int = 10) -> Orbits:
     """E_x Var_η[x̂(T_η(x))] / Var[x̂], with η ~ U(-η_max, η_max), `num` draws an image; variances are unbiased."""
     x = jnp.asarray(x)
     eta = model.transform.sample(key, (num, x.shape[0]))
-    prototypes = np.stack([np.asarray(model.prototype(model.transform(e)(x))) for e in eta]).reshape(
-        num, x.shape[0], -1
-    )
+    prototypes = np.stack([np.asarray(model.prototype(model.move(e, x))) for e in eta]).reshape(num, x.shape[0], -1)
     within = prototypes.var(0, ddof=1).sum(-1)
     total = prototypes.reshape(-1, prototypes.shape[-1]).var(0, ddof=1).sum()
-    there = model.transform(model.infer(x))
-    mass = np.asarray(there(there.inverse()(x)).sum((1, 2, 3)) / x.sum((1, 2, 3)))
+    there_and_back = model.move(model.infer(x), model.prototype(x))
+    mass = np.asarray(there_and_back.sum((1, 2, 3)) / x.sum((1, 2, 3)))
     return Orbits(float(within.mean() / total), float(np.minimum(mass, 1).mean()), within / total)
 
 

@@ -104,16 +104,22 @@ class SGM:
         result = self._in_chunks(self._log_prob, several, self._checked(x_hat))
         return result if eta.ndim == 3 else result[:, 0]
 
+    def move(self, eta: Array, x: Array) -> Array:
+        """T_η(x) of η [n, dim], or of several for each image, [n, num, dim] → [n, num, ...]."""
+        several = eta if eta.ndim == 3 else eta[:, None]
+        images = self._in_chunks(self._apply, several, self._checked(x))
+        return images if eta.ndim == 3 else images[:, 0]
+
     def resample(self, key: Array, x: Array, num: int | None = None) -> Array:
         """Other natural versions of x: T_η(x̂) with η ~ p_ψ(η | x̂), [n, ...], or [n, num, ...] with `num`.  SGM 2.1."""
         x_hat = self.prototype(x)
-        images = self._in_chunks(self._apply, self.draw_eta(key, x_hat, num or 1), x_hat)
-        return images[:, 0] if num is None else images
+        eta = self.draw_eta(key, x_hat, num or 1)
+        return self.move(eta[:, 0] if num is None else eta, x_hat)
 
     def log_odds(self, x: Array, eta: Array) -> Array:
         """log p(T_η(x)) − log p(x) along the orbit: log p_ψ of both poses given the prototype of x.  SGM 3.2."""
         x_hat = self.prototype(x)
-        moved = self._in_chunks(self._apply, jnp.broadcast_to(eta, (x.shape[0], self.transform.dim))[:, None], x)[:, 0]
+        moved = self.move(jnp.broadcast_to(eta, (x.shape[0], self.transform.dim)), x)
         return self.log_prob(self.infer(moved), x_hat) - self.log_prob(self.infer(x), x_hat)
 
     def chain(self, x: Array, length: int) -> tuple[list[Array], list[Array]]:
@@ -175,13 +181,17 @@ class SGM:
         return jax.jit(log_prob)
 
     @staticmethod
-    def _in_chunks(function: Callable[..., Array], *arrays: Array, size: int = 512) -> Array:
-        """`function` over the first axis, `size` rows at a time and the last chunk padded: one compilation, little memory."""
-        count = arrays[0].shape[0]
-        if count <= size:
+    def _in_chunks(function: Callable[..., Array], *arrays: Array, sizes: tuple[int, int] = (64, 512)) -> Array:
+        """`function` over the first axis, some rows at a time and the last ones padded: few compilations, little memory.
+
+        Inside of another program, which is compiled as a whole, a few rows are simply all of them.
+        """
+        count, (small, large) = arrays[0].shape[0], sizes
+        if count <= large and any(isinstance(a, jax.core.Tracer) for a in arrays):
             return function(*arrays)
+        size = small if count <= small else large
         chunks = []
         for start in range(0, count, size):
             rows = jnp.minimum(jnp.arange(start, start + size), count - 1)
             chunks.append(function(*(a[rows] for a in arrays))[: count - start])
-        return jnp.concatenate(chunks)
+        return chunks[0] if len(chunks) == 1 else jnp.concatenate(chunks)
