@@ -1,0 +1,70 @@
+"""Any p_θ(x̂) and any p_ψ(η | x̂), trained together: guides for `sgm`.  Joint-2022 Eq. (1)-(7), SGM Eq. (8)-(12).
+
+`sgm(x, prototypes=..., prior=..., transform=...)` is the model. Its guide is
+
+    η ~ q_ω(η | x),   x̂ ~ q(x̂ | x, η),   SGM Eq. (9)
+
+two programs of your own, or for the second one of those below. SGM has x̂ = T_η⁻¹(x) there, a delta, whose density a bound
+cannot contain; `moved_back` is a narrow Gaussian around it, which makes an ordinary bound. A q_φ(x̂ | x) that does not look at
+η is Joint-2022 Eq. (6).
+"""
+
+from __future__ import annotations
+
+import numpyro
+import numpyro.distributions as dist
+from jax import Array
+from numpyro.contrib.module import flax_module
+
+from sgm_ppl.models.sgm import Program
+from sgm_ppl.models.vae import VAENets
+from sgm_ppl.nets import LearntScale
+from sgm_ppl.transforms import Family
+
+__all__ = ["moved_back", "sgm_guide", "vae_of_prototypes", "vae_of_prototypes_guide"]
+
+
+def sgm_guide(x: Array, *, transformations: Program, prototypes: Program) -> Array:
+    """η ~ q_ω(η | x), x̂ ~ q(x̂ | x, η).  SGM Eq. (9).
+
+    `transformations(x)` and `prototypes(x, eta)` are NumPyro programs with a plate "images" of their own. The first has
+    the site "eta" and returns it, the second has all sites of the model's p_θ(x̂).
+    """
+    eta = transformations(x)
+    prototypes(x, eta)
+    return eta
+
+
+def moved_back(transform: Family, scale: float | Array = 0.05) -> Program:
+    """x̂ ~ N(T_η⁻¹(x), s), at the site "x_hat": for s → 0 SGM's p(x̂ | x, η)."""
+
+    def prototypes(x: Array, eta: Array) -> Array:
+        back = transform(eta).inverse()(x)
+        with numpyro.plate("images", x.shape[0]):
+            return numpyro.sample("x_hat", dist.Normal(back, scale).to_event(3))
+
+    return prototypes
+
+
+def vae_of_prototypes(nets: VAENets) -> Program:
+    """p_θ(x̂) as a VAE: z ~ p(z), x̂ ~ N(decoder(z), σ_x̂).  Joint-2022 Eq. (9), (10)."""
+
+    def prototypes() -> Array:
+        mean = nets.decoder()(numpyro.sample("z", nets.latent_prior()))
+        scale = flax_module("prototype_scale", LearntScale(nets.image_shape, floor=nets.scale_floor))()
+        return numpyro.sample("x_hat", dist.Normal(mean, scale).to_event(3))
+
+    return prototypes
+
+
+def vae_of_prototypes_guide(nets: VAENets, transform: Family, scale: float | Array = 0.05) -> Program:
+    """z ~ q(z | T_η⁻¹(x)), x̂ ~ N(T_η⁻¹(x), s): what `vae_of_prototypes` is trained with."""
+
+    def prototypes(x: Array, eta: Array) -> Array:
+        encoder = nets.encoder()
+        back = transform(eta).inverse()(x)
+        with numpyro.plate("images", x.shape[0]):
+            numpyro.sample("z", encoder(back))
+            return numpyro.sample("x_hat", dist.Normal(back, scale).to_event(3))
+
+    return prototypes
