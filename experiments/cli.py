@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import sgm_ppl
 from sgm_ppl.experiments import registry
+from sgm_ppl.experiments.ask import QUESTIONS, ask
 from sgm_ppl.experiments.data_commands import list_sets, prepare_set, show_set
 from sgm_ppl.experiments.launch import UsageError, evaluate, launch, unknown
 
@@ -90,6 +91,14 @@ def commands() -> dict[str, Command]:
         "sgm-ppl experiment data-efficiency --preset smoke",
         _from_table(registry.EXPERIMENTS),
     )
+    questions = Menu(
+        "question",
+        "QUESTION RUN",
+        "Ask a trained SGM about images; the answer is a table, pictures and arrays.",
+        "sgm-ppl ask resample runs/demo-laptop-digits",
+        {name: Command(ask(name), about, "RUN") for name, (_, about) in QUESTIONS.items()},
+        notes="",
+    )
     data = Menu(
         "command",
         "COMMAND",
@@ -106,6 +115,9 @@ def commands() -> dict[str, Command]:
         "demo": Command(partial(launch, "demo", registry.DEMO), registry.DEMO.help),
         "train": Command(train, "train a model", "MODEL"),
         "evaluate": Command(evaluate, "measure a trained model on images that it has not seen", "RUN"),
+        "ask": Command(
+            questions, "ask a trained SGM: prototypes, densities, other versions of an image", "QUESTION RUN"
+        ),
         "experiment": Command(experiment, "reproduce a result", "NAME"),
         "data": Command(data, "image sets: what there is, what it looks like, how to get it", "list|show|prepare"),
     }

@@ -137,7 +137,7 @@ def draw_figures(
     from sgm_ppl.plots import draw_blocks, draw_chains, draw_losses, draw_marginals, draw_rows
 
     resample_key, marginal_key, orbit_key = jax.random.split(key, 3)
-    x = jnp.asarray(one_of_each(split, SHOWN))
+    x = jnp.asarray(split.images[one_of_each(split, SHOWN)])
     x_hat = sgm.prototype(x)
     paths = {name: run.figure(name) for name in ("examples", "marginals", "chains", "orbits", "losses")}
     with tqdm(total=len(paths), desc="drawing", unit=" figures") as bar:
@@ -170,15 +170,15 @@ def draw_figures(
 
 
 def one_of_each(split: Split, count: int) -> np.ndarray:
-    """`count` images, as many of each class as of any other, class by class; evenly spread where there are no classes."""
+    """The places of `count` images, as many of each class as of any other; evenly spread where there are no classes."""
     import numpy as np
 
+    count = min(count, len(split.images))
     if split.labels is None:
-        return split.images[np.arange(min(count, len(split.images))) * len(split.images) // count]
+        return np.arange(count) * len(split.images) // count
     classes = np.unique(split.labels)
     each = -(-count // len(classes))
-    rows = np.concatenate([np.flatnonzero(split.labels == label)[:each] for label in classes])
-    return split.images[rows[:count]]
+    return np.concatenate([np.flatnonzero(split.labels == label)[:each] for label in classes])[:count]
 
 
 GROUPS = {

@@ -17,7 +17,7 @@ from sgm_ppl.experiments.config import EVALUATIONS, Evaluation, Preset
 from sgm_ppl.experiments.registry import Entry, entry_of
 from sgm_ppl.experiments.runs import Run, config_to_json, load_config, read_json
 
-__all__ = ["UsageError", "evaluate", "launch", "parse", "unknown"]
+__all__ = ["UsageError", "entry_of_run", "evaluate", "folder_name", "launch", "parse", "run_in", "unknown"]
 
 Settings = TypeVar("Settings")
 T = TypeVar("T")
@@ -79,8 +79,8 @@ def launch(name: str, entry: Entry, prog: str, arguments: Sequence[str]) -> None
         Launch(default, preset),
     )
     config = _with_absolute_path(options.config)
-    out = options.out or Path("runs") / _folder_name([name, preset, Path(config.data).stem], default, config)
-    _run_in(out, config, lambda run: module.run(config, run), getattr(module, "summary", None))
+    out = options.out or Path("runs") / folder_name([name, preset, Path(config.data).stem], default, config)
+    run_in(out, config, lambda run: module.run(config, run), getattr(module, "summary", None))
 
 
 def evaluate(prog: str, arguments: Sequence[str]) -> None:
@@ -96,15 +96,15 @@ def evaluate(prog: str, arguments: Sequence[str]) -> None:
         Evaluate(default, preset, run=tyro.MISSING),
     )
     trained = Run(options.run)
-    entry = _entry_of_run(trained.folder)
+    entry = entry_of_run(trained.folder)
     config = load_config(trained.folder, entry.config_class())
     if not trained.finished:
         raise ValueError(f"{trained.folder} is not finished. The command that started it resumes it; then evaluate.")
     if not hasattr(entry.module(), "evaluate"):
         raise ValueError(f"{trained.folder} measured itself: its numbers are in {trained.folder / 'metrics.json'}.")
     config = dataclasses.replace(config, data_dir=options.data_dir)
-    out = options.out or trained.folder / "evaluations" / _folder_name([preset], default, options.config)
-    _run_in(
+    out = options.out or trained.folder / "evaluations" / folder_name([preset], default, options.config)
+    run_in(
         out,
         {"evaluation": options.config, "of": config},
         lambda run: entry.module().evaluate(config, trained, options.config, run),
@@ -129,7 +129,7 @@ def _with_absolute_path(config: Any) -> Any:
     return dataclasses.replace(config, data=str(path.resolve()))
 
 
-def _folder_name(parts: Sequence[str], default: Any, config: Any) -> str:
+def folder_name(parts: Sequence[str], default: Any, config: Any) -> str:
     """The parts, and every option that differs from its preset: vae-smoke-digits-steps=100."""
     before, now = (dict(_flat(config_to_json(settings))) for settings in (default, config))
     changed = [f"{name}={value}" for name, value in now.items() if value != before.get(name) and name != "data"]
@@ -145,7 +145,7 @@ def _flat(settings: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, s
             yield f"{outer}{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _entry_of_run(folder: Path) -> Entry:
+def entry_of_run(folder: Path) -> Entry:
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder / 'config.json'} does not exist, so {folder} is not the folder of a run.")
     stored = read_json(folder / "config.json")
@@ -156,7 +156,7 @@ def _entry_of_run(folder: Path) -> Entry:
     return entry
 
 
-def _run_in(
+def run_in(
     out: Path,
     config: Any,
     work: Callable[[Run], Mapping[str, Any]],

@@ -17,6 +17,7 @@ from toy import PRESETS, Toy
 
 from sgm_ppl.data import load
 from sgm_ppl.experiments import Config, Evaluation, load_config, registry
+from sgm_ppl.experiments.ask import QUESTIONS
 from sgm_ppl.experiments.cli import main
 
 ROW = registry.Entry("toy:Toy", "learn the mean image")
@@ -74,6 +75,8 @@ def everything(folder: Path) -> dict[str, bytes]:
         ["train"],
         ["train", "toy"],
         ["evaluate"],
+        ["ask"],
+        *(["ask", name] for name in QUESTIONS),
         ["experiment"],
         ["experiment", "toys"],
         ["data"],
@@ -302,7 +305,7 @@ def test_warnings_are_one_line(say, images, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Name a command: demo, train, evaluate, experiment, data"),
+        ([], "Name a command: demo, train, evaluate, ask, experiment, data"),
         (["trian"], "Unknown command 'trian'. Did you mean 'train'?"),
         (["train"], "Name a model: "),
         (["train", "tow"], "Unknown model 'tow'. Did you mean 'toy'?"),
