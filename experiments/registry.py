@@ -54,6 +54,7 @@ MODELS = {
     "vae": Entry("sgm_ppl.experiments.vae:TrainVae", "the plain VAE that symmetries are added to"),
     "augvae": Entry("sgm_ppl.experiments.aug_vae:TrainAugVae", "a VAE of images that a trained SGM resamples"),
     "invvae": Entry("sgm_ppl.experiments.inv_vae:TrainInvVae", "a VAE of prototypes, with a trained SGM around it"),
+    "equivae": Entry("sgm_ppl.experiments.equivae:TrainEquiVae", "what a class has in common, and what tells it apart"),
 }
 
 # `sgm-ppl experiment NAME`
@@ -61,6 +62,14 @@ EXPERIMENTS = {
     "data-efficiency": Entry(
         "sgm_ppl.experiments.data_efficiency:DataEfficiency",
         "what symmetries are worth with little data (SGM figure 9)",
+    ),
+    "equivae-supervised": Entry(
+        "sgm_ppl.experiments.equivae_supervised:EquiVaeSupervised",
+        "class and style in two representations (EquiVAE table 1, figures 3 to 5)",
+    ),
+    "equivae-semi": Entry(
+        "sgm_ppl.experiments.equivae_semi:EquiVaeSemi",
+        "what unlabelled images are worth where labels are few (EquiVAE table 2)",
     ),
 }
 

@@ -1,0 +1,283 @@
+"""`sgm-ppl train equivae`, and what all trainings of an EquiVAE share: options, networks, files.  EquiVAE appendix B."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from sgm_ppl.experiments.config import Config, Evaluation, Preset
+from sgm_ppl.experiments.runs import Run
+
+if TYPE_CHECKING:
+    import jax
+
+    from sgm_ppl.data import Dataset, Split
+    from sgm_ppl.inference.equivae import Recipe
+    from sgm_ppl.models.equivae import EquiVAENets
+    from sgm_ppl.models.equivae_trained import EquiVAE
+
+__all__ = [
+    "MODEL_FILE",
+    "PRESETS",
+    "EquiVaeOptions",
+    "TrainEquiVae",
+    "error_rates",
+    "evaluate",
+    "load_equivae",
+    "run",
+    "split_labelled",
+    "train_equivae",
+]
+
+MODEL_FILE = "equivae.npz"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EquiVaeOptions:
+    """Networks and training of an EquiVAE; the defaults are the paper's for MNIST with all labels.  EquiVAE appendix B.
+
+    For SVHN the paper has Gaussian pixels and m_max = 10: --data svhn --likelihood gaussian --m-max 10.
+    """
+
+    steps: int = 17_600
+    """Training steps; the default goes through 50,000 images 40 times."""
+    batch_size: int = 32
+    """Images in a step at the beginning."""
+    doublings: int = 3
+    """How often the batch size doubles."""
+    labelled_batch: int = 32
+    """Labelled images in a step where others are unlabelled."""
+    m_max: int = 7
+    """m, the number of complementary images of an image, is uniform in 1..m_max, and new in each step."""
+    per_class: int = 32
+    """Images of each class that a step draws its complementary images from."""
+    learning_rate: float = 1e-3
+    """Of Adam."""
+    final: float = 1.0
+    """Share of the learning rate that is left at the end, after a cosine decay; 1 leaves it constant."""
+    latent: int = 16
+    """Dimensions of r, and of v."""
+    filters: tuple[int, ...] = (8, 16, 32, 64, 64)
+    """Of the 5×5 convolutions, and in reverse of the decoder's."""
+    dense: tuple[int, int] = (128, 64)
+    """Units of the dense layers; the paper halves them where `latent` is 8."""
+    dropout: float = 0.5
+    """Rate of dropout in classifiers."""
+    likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
+    """Of pixels."""
+
+    def recipe(self) -> Recipe:
+        from sgm_ppl.inference.equivae import Recipe
+
+        return Recipe(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Recipe)})
+
+    def nets(self, data: Dataset, class_probs: tuple[float, ...]) -> EquiVAENets:
+        """The networks for these images. With Gaussian pixels they see each channel standardised, as in the paper."""
+        from sgm_ppl.models.equivae import EquiVAENets
+
+        standard = {}
+        if self.likelihood == "gaussian":
+            x = data.train.images
+            standard = {"pixel_mean": _numbers(x.mean((0, 1, 2))), "pixel_std": _numbers(x.std((0, 1, 2)) + 1e-6)}
+        return EquiVAENets(
+            (data.height, data.width, data.channels),
+            classes=len(class_probs),
+            latent=self.latent,
+            filters=self.filters,
+            dense=self.dense,
+            likelihood=self.likelihood,
+            class_probs=class_probs,
+            dropout=self.dropout,
+            **standard,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainEquiVae(EquiVaeOptions, Config):
+    """y ~ p(y), r from other images of class y, v ~ N(0, I), x ~ p(x | r, v).  EquiVAE Eq. (1)."""
+
+    labels: int | None = None
+    """Number of labelled training images, as many of each class; the others are unlabelled. None labels all."""
+
+
+LAPTOP: dict[str, Any] = {"steps": 2_400, "batch_size": 64, "doublings": 1, "per_class": 12, "final": 0.02}
+SMOKE: dict[str, Any] = {
+    "train": 200,
+    "steps": 4,
+    "batch_size": 16,
+    "doublings": 1,
+    "labelled_batch": 8,
+    "m_max": 2,
+    "per_class": 4,
+    "latent": 2,
+    "filters": (2, 4, 4),
+    "dense": (8, 4),
+}
+PRESETS: dict[Preset, TrainEquiVae] = {
+    "smoke": TrainEquiVae(**SMOKE),
+    "laptop": TrainEquiVae(**LAPTOP),
+    "paper": TrainEquiVae(data="mnist"),
+}
+
+
+def classes_of(data: Dataset) -> int:
+    """How many classes the training images have."""
+    from sgm_ppl.models.equivae_complementary import check_class_labels
+
+    labels = data.train.labels
+    return 0 if labels is None else int(check_class_labels(labels, len(labels), int(np.max(labels)) + 1).max()) + 1
+
+
+def split_labelled(split: Split, labels: int | None, classes: int, seed: int) -> tuple[Split, Split | None]:
+    """The labelled images, as many of each class, and the others, whose labels are dropped; None labels all."""
+    from sgm_ppl.data.dataset import stream
+    from sgm_ppl.models.equivae_complementary import check_class_labels
+
+    found = check_class_labels(split.labels, len(split.images), classes)
+    if labels is None:
+        return split, None
+    if labels % classes or labels < 2 * classes:
+        raise ValueError(
+            f"`labels` must be a multiple of the {classes} classes, and two of each or more; got {labels}."
+        )
+    each = labels // classes
+    order = stream(seed, "labelled").permutation(len(found))
+    chosen = [order[found[order] == y][:each] for y in range(classes)]
+    if short := {y: len(some) for y, some in enumerate(chosen) if len(some) < each}:
+        raise ValueError(f"`labels` asks for {each} images of each class; these have fewer: {short}.")
+    mine = np.sort(np.concatenate(chosen))
+    others = np.setdiff1d(np.arange(len(found)), mine)
+    if not len(others):
+        raise ValueError(
+            f"`labels` takes all {len(found)} training images and leaves none unlabelled; use None for that."
+        )
+    return split.take(mine), split.take(others)._replace(labels=None)
+
+
+def train_equivae(config: Any, data: Dataset, labels: int | None, *, key: jax.Array, run: Run) -> EquiVAE:
+    """Train in the run's folder, or go on there, and leave the model in one file; once it is there, load it."""
+    from sgm_ppl.inference import save_params
+    from sgm_ppl.inference.equivae import fit_equivae
+    from sgm_ppl.models.equivae_complementary import LabelledPool
+
+    path = run.folder / MODEL_FILE
+    classes = classes_of(data)
+    labelled, others = split_labelled(data.train, labels, classes, config.seed)
+    pool = LabelledPool.of(labelled.images, labelled.labels, classes)
+    nets = config.nets(data, pool.class_probs)
+    if not path.is_file():
+        model, _ = fit_equivae(
+            pool,
+            nets=nets,
+            key=key,
+            unlabelled=None if others is None else others.images,
+            recipe=config.recipe(),
+            validation=(data.validation.images[:1000], data.validation.labels[:1000]),
+            out=run.folder,
+        )
+        save_equivae(path, model)
+    return load_equivae(path, nets)
+
+
+def save_equivae(path: Path, model: EquiVAE) -> None:
+    """Parameters, and what stands for each class, in one file."""
+    from sgm_ppl.inference import save_params
+
+    there = {} if model.classifier is None else {"classifier": model.classifier}
+    means = {"class_r": model.class_r, "class_means": model.class_means}
+    save_params(path, {"params": model.params, "classes": means, **there})
+
+
+def load_equivae(path: Path, nets: EquiVAENets) -> EquiVAE:
+    """What `save_equivae` left in the file `path`."""
+    from sgm_ppl.inference import load_params
+    from sgm_ppl.models.equivae_trained import EquiVAE
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: this run has no trained EquiVAE. Train it again.")
+    found = load_params(path)
+    return EquiVAE(nets, found["params"], **found["classes"], classifier=found.get("classifier"))
+
+
+def error_rates(model: EquiVAE, split: Split) -> dict[str, float]:
+    """The share of wrong classes by every rule that the model has."""
+    from sgm_ppl.inference.equivae import error_rate
+
+    rules = ["distance"]
+    rules += ["classifier"] if model.classifier is not None else []
+    rules += ["posterior"] if "posterior$params" in model.params else []
+    return {rule: error_rate(model.classify(split.images, by=rule), split.labels) for rule in rules}  # type: ignore[arg-type]
+
+
+def run(config: TrainEquiVae, run: Run) -> dict[str, Any]:
+    """Train; leave the model, and pictures of new images, interpolations and swapped styles."""
+    import jax
+
+    from sgm_ppl.experiments.equivae_figures import draw_images
+
+    data = config.load_data()
+    train_key, draw_key = jax.random.split(jax.random.key(config.seed))
+    model = train_equivae(config, data, config.labels, key=train_key, run=run)
+    draw_images(model, data.validation, draw_key, run)
+    return {"validation_error": error_rates(model, data.validation)}
+
+
+def evaluate(config: TrainEquiVae, trained: Run, evaluation: Evaluation, run: Run) -> dict[str, Any]:
+    """Error rates, and the importance-weighted bound on log p(x, y), or with unlabelled images on log p(x).
+
+    Bernoulli pixels are bounded on binary images: each grey is drawn once, as 0 or 1.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from sgm_ppl.inference import iwlb, to_inference_data
+    from sgm_ppl.models.equivae import equivae, equivae_guide
+    from sgm_ppl.models.equivae_complementary import NOBODY, LabelledPool, choose
+
+    data = config.load_data()
+    split = evaluation.select(data)
+    labelled, _ = split_labelled(data.train, config.labels, classes_of(data), config.seed)
+    pool = LabelledPool.of(labelled.images, labelled.labels, classes_of(data))
+    nets = config.nets(data, pool.class_probs)
+    model = load_equivae(trained.folder / MODEL_FILE, nets)
+    draw_key, choose_key, binary_key, weights_key = jax.random.split(jax.random.key(evaluation.seed), 4)
+    others = pool.draw(draw_key, config.per_class)
+    weights = np.asarray(choose(choose_key, others, jnp.full(len(split.images), NOBODY), config.m_max))
+    x = split.images
+    if config.likelihood == "bernoulli":
+        x = np.asarray(jax.random.bernoulli(binary_key, x), np.float32)
+    bound = iwlb(
+        weights_key,
+        equivae,
+        equivae_guide,
+        model.params,
+        x,
+        split.labels if config.labels is None else None,
+        weights,
+        num_particles=evaluation.particles,
+        progress=True,
+        complementary=np.asarray(others.images),
+        nets=nets,
+    )
+    to_inference_data(bound, path=run.folder / "inference_data.nc")
+    return {
+        "images": len(x),
+        "particles": evaluation.particles,
+        "bounds": "log p(x, y)" if config.labels is None else "log p(x)",
+        "iwlb": {
+            "mean": bound.mean,
+            "standard_error": bound.standard_error,
+            "monte_carlo_error": bound.mean_mc_standard_error,
+            "untrusted": int((~bound.trusted).sum()),
+        },
+        "elbo": float(bound.curve.mean[0]),
+        "median_ess": float(np.median(bound.ess)),
+        "error": error_rates(model, split),
+    }
+
+
+def _numbers(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
