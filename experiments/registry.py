@@ -71,6 +71,10 @@ EXPERIMENTS = {
         "sgm_ppl.experiments.equivae_semi:EquiVaeSemi",
         "what unlabelled images are worth where labels are few (EquiVAE table 2)",
     ),
+    "joint-rotation": Entry(
+        "sgm_ppl.experiments.joint_rotation:JointRotation",
+        "rotated digits and the joint model of 2022 (Joint-2022 figures 5 and 6)",
+    ),
 }
 
 
