@@ -103,7 +103,7 @@ class TrainEquiVae(EquiVaeOptions, Config):
     """Number of labelled training images, as many of each class; the others are unlabelled. None labels all."""
 
 
-LAPTOP: dict[str, Any] = {"steps": 2_400, "batch_size": 64, "doublings": 1, "per_class": 12, "final": 0.02}
+LAPTOP: dict[str, Any] = {"steps": 3_600, "doublings": 2, "per_class": 8, "learning_rate": 3e-3, "final": 0.02}
 SMOKE: dict[str, Any] = {
     "train": 200,
     "steps": 4,
@@ -159,7 +159,6 @@ def split_labelled(split: Split, labels: int | None, classes: int, seed: int) ->
 
 def train_equivae(config: Any, data: Dataset, labels: int | None, *, key: jax.Array, run: Run) -> EquiVAE:
     """Train in the run's folder, or go on there, and leave the model in one file; once it is there, load it."""
-    from sgm_ppl.inference import save_params
     from sgm_ppl.inference.equivae import fit_equivae
     from sgm_ppl.models.equivae_complementary import LabelledPool
 

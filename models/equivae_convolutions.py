@@ -68,6 +68,7 @@ class Conv5x5(nn.Module):
     features: int
     kind: Kind
     odd: tuple[bool, bool] = (False, False)
+    kernel_init: nn.initializers.Initializer = nn.linear.default_kernel_init
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -75,7 +76,7 @@ class Conv5x5(nn.Module):
         ins, outs = rows.shape[1:3]
         channels = x.shape[-1] // ins**2
         shape = (TAPS, TAPS, channels, self.features)
-        kernel = self.param("kernel", nn.linear.default_kernel_init, shape, jnp.float32)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         folded = jnp.einsum("dspt,euqv,tvcf->desucpqf", rows, columns, kernel)
         folded = folded.reshape(3, 3, ins**2 * channels, outs**2 * self.features)
@@ -87,6 +88,8 @@ class Conv5x5(nn.Module):
 def _convolve(x: Array, kernel: Array) -> Array:
     """A 3×3 convolution without stride, "SAME". With a few pixels it is better off as one product with a dense matrix."""
     count, height, width, channels = x.shape
+    dtype = jnp.result_type(x, kernel)
+    x, kernel = x.astype(dtype), kernel.astype(dtype)
     if height * width > FEW_PIXELS:
         return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     matrix = jnp.einsum("hyd,wxe,decf->hwcyxf", _neighbours(height), _neighbours(width), kernel)

@@ -19,6 +19,7 @@ from sgm_ppl.nets import MLP, flatten_images, positive_scale
 __all__ = ["ImageDecoder", "ImageEncoder", "InvariantEmbedding", "LabelPosterior", "StyleEncoder"]
 
 FILTERS = (8, 16, 32, 64, 64)
+RELU_INIT = nn.initializers.he_normal()  # not in the paper; keeps the scale of signals through rectified layers
 CLASSIFIER_HIDDEN = (128, 64)
 
 
@@ -45,12 +46,12 @@ class ImageEncoder(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         shapes = sizes(*x.shape[-3:-1], len(self.filters))
-        x = nn.relu(Conv5x5(self.filters[0], "same")(fold(x)))
+        x = nn.relu(Conv5x5(self.filters[0], "same", kernel_init=RELU_INIT)(fold(x)))
         for (height, width), features in zip(shapes[:-1], self.filters[1:], strict=True):
             if (height, width) != shapes[0]:  # the first convolution has left its result folded
                 x = fold(x)
-            x = nn.relu(Conv5x5(features, "down", (bool(height % 2), bool(width % 2)))(x))
-        return nn.relu(nn.Dense(self.units)(flatten_images(x)))
+            x = nn.relu(Conv5x5(features, "down", (bool(height % 2), bool(width % 2)), RELU_INIT)(x))
+        return nn.relu(nn.Dense(self.units, kernel_init=RELU_INIT)(flatten_images(x)))
 
 
 class ImageDecoder(nn.Module):
@@ -65,14 +66,15 @@ class ImageDecoder(nn.Module):
         *size, colours = self.image_shape
         shapes = sizes(*size, len(self.filters))
         wide, narrow = self.dense
-        parts = [nn.relu(nn.Dense(narrow)(part)) for part in (r, v)]
+        parts = [nn.relu(nn.Dense(narrow, kernel_init=RELU_INIT)(part)) for part in (r, v)]
         batch = jnp.broadcast_shapes(*(part.shape[:-1] for part in parts))
         both = jnp.concatenate([jnp.broadcast_to(part, (*batch, narrow)) for part in parts], -1)
         smallest = (*shapes[-1], self.filters[-1])
-        x = nn.relu(nn.Dense(math.prod(smallest))(nn.relu(nn.Dense(wide)(both))))
-        x = x.reshape(*batch, *smallest)
+        for units in (wide, math.prod(smallest)):
+            both = nn.relu(nn.Dense(units, kernel_init=RELU_INIT)(both))
+        x = both.reshape(*batch, *smallest)
         for (height, width), features in zip(shapes[-2::-1], self.filters[-2::-1], strict=True):
-            x = nn.relu(Conv5x5(features, "up")(x))
+            x = nn.relu(Conv5x5(features, "up", kernel_init=RELU_INIT)(x))
             if (height, width) != shapes[0]:  # the last convolution takes folded images
                 x = unfold(x)[..., :height, :width, :]
         return unfold(Conv5x5(colours, "same")(x))
@@ -112,7 +114,7 @@ class StyleEncoder(nn.Module):
     @nn.compact
     def __call__(self, x: Array, r: Array) -> tuple[Array, Array]:
         wide, narrow = self.dense
-        parts = [ImageEncoder(self.filters, wide)(x), nn.relu(nn.Dense(narrow)(r))]
+        parts = [ImageEncoder(self.filters, wide)(x), nn.relu(nn.Dense(narrow, kernel_init=RELU_INIT)(r))]
         batch = jnp.broadcast_shapes(*(part.shape[:-1] for part in parts))
         both = jnp.concatenate([jnp.broadcast_to(part, (*batch, part.shape[-1])) for part in parts], -1)
         heads = [MLP((narrow,), self.latent, nn.relu, norm=False, zero_init_last=True)(both) for _ in range(2)]
