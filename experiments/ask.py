@@ -229,7 +229,7 @@ class Present(Several):
         from sgm_ppl.inference.orbits import transformations_present
 
         rows = transformations_present(self.key, sgm, x, self.num)
-        columns = {
+        columns: dict[str, list[Any]] = {
             "": ["present" if row.present else "absent" for row in rows],
             "spread": [row.spread for row in rows],
             "share of uniform": [row.share_of_bound for row in rows],

@@ -58,12 +58,9 @@ LAPTOP = Size((800, 2_000), (64, 64), (2, 2), 5, (256, 128), (256, 128), 4)
 
 def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0) -> SgmOptions:
     """The paper's training for MNIST, made small, from a warm start."""
-    one, two = (
-        replace(stage.schedule, steps=steps, batch_size=batch_size)
-        for stage, steps, batch_size in zip(
-            (PAPER_SGM.stage_one, PAPER_SGM.stage_two), size.steps, size.batch_sizes, strict=True
-        )
-    )
+    (first, second), (some, others) = size.steps, size.batch_sizes
+    one = replace(PAPER_SGM.stage_one.schedule, steps=first, batch_size=some)
+    two = replace(PAPER_SGM.stage_two.schedule, steps=second, batch_size=others)
     return SgmOptions(
         family=family,
         encoder=EncoderOptions(hidden=size.encoder, warm_start=True),

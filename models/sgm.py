@@ -21,6 +21,9 @@ from sgm_ppl.transforms import Family
 
 __all__ = ["SGM", "among", "bind", "prior_of_pairs", "run_prior", "sgm"]
 
+SIZES = (8, 64, 512)  # of chunks of images
+MOST_AT_ONCE = 100_000  # transformations of all images of a chunk
+
 Program = Callable[..., Any]
 Params = dict[str, Any]
 
@@ -96,12 +99,12 @@ class SGM:
     def draw_eta(self, key: Array, x_hat: Array, num: int = 1) -> Array:
         """η ~ p_ψ(η | x̂), [n, num, dim]."""
         keys = jax.random.split(key, (x_hat.shape[0], num))
-        return self._in_chunks(self._draw_eta, keys, self._checked(x_hat))
+        return self._in_chunks(self._draw_eta, keys, self._checked(x_hat), sizes=_sizes(num))
 
     def log_prob(self, eta: Array, x_hat: Array) -> Array:
         """log p_ψ(η | x̂) of η [n, dim], or of several for each prototype, [n, num, dim]."""
         several = eta if eta.ndim == 3 else eta[:, None]
-        result = self._in_chunks(self._log_prob, several, self._checked(x_hat))
+        result = self._in_chunks(self._log_prob, several, self._checked(x_hat), sizes=_sizes(several.shape[1]))
         return result if eta.ndim == 3 else result[:, 0]
 
     def move(self, eta: Array, x: Array) -> Array:
@@ -181,17 +184,22 @@ class SGM:
         return jax.jit(log_prob)
 
     @staticmethod
-    def _in_chunks(function: Callable[..., Array], *arrays: Array, sizes: tuple[int, int] = (64, 512)) -> Array:
-        """`function` over the first axis, some rows at a time and the last ones padded: few compilations, little memory.
+    def _in_chunks(function: Callable[..., Array], *arrays: Array, sizes: tuple[int, ...] = SIZES) -> Array:
+        """`function` over the first axis, in chunks of one of `sizes`, the last one padded: few compilations, little memory.
 
         Inside of another program, which is compiled as a whole, a few rows are simply all of them.
         """
-        count, (small, large) = arrays[0].shape[0], sizes
-        if count <= large and any(isinstance(a, jax.core.Tracer) for a in arrays):
+        count = arrays[0].shape[0]
+        if count <= sizes[-1] and any(isinstance(a, jax.core.Tracer) for a in arrays):
             return function(*arrays)
-        size = small if count <= small else large
+        size = next((size for size in sizes if count <= size), sizes[-1])
         chunks = []
         for start in range(0, count, size):
             rows = jnp.minimum(jnp.arange(start, start + size), count - 1)
             chunks.append(function(*(a[rows] for a in arrays))[: count - start])
         return chunks[0] if len(chunks) == 1 else jnp.concatenate(chunks)
+
+
+def _sizes(num: int) -> tuple[int, ...]:
+    """Sizes of chunks of images with `num` transformations each: the larger ones as long as memory allows."""
+    return SIZES[:1] + tuple(size for size in SIZES[1:] if size * num <= MOST_AT_ONCE)

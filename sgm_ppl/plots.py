@@ -34,7 +34,7 @@ __all__ = [
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#b2182b")  # for all eyes
 INK, PALE, GAP = "#222222", "#d9d9d9", 0.72  # text; lines behind the data; the grey between images
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,

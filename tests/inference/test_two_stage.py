@@ -241,8 +241,9 @@ def test_chunks_give_the_same_answers(small_fit, key):
     x, result = small_fit
     model = result.sgm
     together = model._infer(x[:100])
-    in_pieces = SGM._in_chunks(model._infer, x[:100], size=32)
-    np.testing.assert_allclose(in_pieces, together, atol=1e-5)
+    for count in (100, 20, 5):  # several chunks, one large, one small
+        in_pieces = SGM._in_chunks(model._infer, x[:count], sizes=(16, 32))
+        np.testing.assert_allclose(in_pieces, together[:count], atol=1e-5)
 
 
 def test_stage_two_leaves_stage_one_alone(small_fit):
