@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,20 @@ from numpyro.infer import ELBO, SVI, Trace_ELBO, TraceMeanField_ELBO
 
 from sgm_ppl.inference.fit import FitResult, fit
 from sgm_ppl.inference.optim import adamw
+from sgm_ppl.models.joint import JointNets
 from sgm_ppl.models.sgm import Program
 
-__all__ = ["PAPER_JOINT", "JointTraining", "bound_terms", "cosine", "fit_joint", "weighted"]
+__all__ = [
+    "PAPER_JOINT",
+    "EncoderChange",
+    "JointTraining",
+    "bound_terms",
+    "cosine",
+    "elbo_of",
+    "encoder_change",
+    "fit_joint",
+    "weighted",
+]
 
 Params = Mapping[str, Any]
 
@@ -163,3 +175,31 @@ def bound_terms(
 def elbo_of(terms: Mapping[str, Array]) -> Array:
     """likelihood − Σ kl."""
     return terms["likelihood"] - sum(value for name, value in terms.items() if name.startswith("kl_"))
+
+
+class EncoderChange(NamedTuple):
+    """How far q(z | x) moves when x does: root mean square over z's means and scales."""
+
+    averaged: float
+    """Of the encoder as it is used, averaged over an orbit with new copies for every image.  Joint-2022 Eq. (19)"""
+    bare: float
+    """Of the same network without averaging."""
+
+
+def encoder_change(key: Array, nets: JointNets, params: Params, x: Array | np.ndarray, num: int = 4) -> EncoderChange:
+    """E ‖q(z | T_η(x)) − q(z | x)‖ with η ~ U(-η_max, η_max), `num` draws an image."""
+    x = jnp.asarray(x)
+    eta_key, *keys = jax.random.split(key, num + 2)
+    eta = nets.transform.sample(eta_key, (num, x.shape[0]))
+
+    @partial(jax.jit, static_argnums=0)
+    def described(nets: JointNets, key: Array, x: Array) -> Array:
+        q = handlers.substitute(nets.encoder, data=dict(params))()(x, key)
+        return jnp.concatenate([q.base_dist.loc, q.base_dist.scale], -1)
+
+    def change(nets: JointNets) -> float:
+        before = described(nets, keys[0], x)
+        after = jnp.stack([described(nets, k, nets.transform(e)(x)) for k, e in zip(keys[1:], eta, strict=True)])
+        return float(jnp.sqrt(jnp.square(after - before).mean()))
+
+    return EncoderChange(change(nets), change(replace(nets, invariance=0.0)))

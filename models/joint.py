@@ -202,7 +202,9 @@ class JointSGM(SGM):
         frozen = {name: jax.tree.map(jnp.asarray, value) for name, value in params.items()}
 
         def bound(program: Callable) -> Callable:
-            return handlers.block(handlers.substitute(program, data=frozen), hide_fn=lambda site: site["type"] == "param")
+            return handlers.block(
+                handlers.substitute(program, data=frozen), hide_fn=lambda site: site["type"] == "param"
+            )
 
         def prior(x_hat: Array) -> Array:
             p, encoder = bound(nets.prior)(), bound(nets.encoder)()
@@ -221,7 +223,7 @@ class JointSGM(SGM):
 
     def reconstruct(self, x: Array) -> Array:
         """T_{f(x)}(x̂)."""
-        return self._in_chunks(lambda x: self.transform(self._infer(x))(self._prototype(x)), self._checked(x))
+        return self.move(self.infer(x), self.prototype(x))
 
     def unmoved(self) -> SGM:
         """The same model, whose prototypes are T_{f(x)}⁻¹(x): x itself, moved back."""

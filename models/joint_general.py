@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
+from numpyro import handlers
 from numpyro.contrib.module import flax_module
 
 from sgm_ppl.models.sgm import Program
@@ -47,11 +48,13 @@ def moved_back(transform: Family, scale: float | Array = 0.05) -> Program:
 
 
 def vae_of_prototypes(nets: VAENets) -> Program:
-    """p_θ(x̂) as a VAE: z ~ p(z), x̂ ~ N(decoder(z), σ_x̂).  Joint-2022 Eq. (9), (10)."""
+    """p_θ(x̂) as a VAE: z ~ p(z), x̂ ~ N(decoder(z), σ_x̂).  Joint-2022 Eq. (9), (10). Its parameters begin with "vae/"."""
 
     def prototypes() -> Array:
-        mean = nets.decoder()(numpyro.sample("z", nets.latent_prior()))
-        scale = flax_module("prototype_scale", LearntScale(nets.image_shape, floor=nets.scale_floor))()
+        with _own_parameters():
+            latent_prior, decoder = nets.latent_prior(), nets.decoder()
+            scale = flax_module("prototype_scale", LearntScale(nets.image_shape, floor=nets.scale_floor))()
+        mean = decoder(numpyro.sample("z", latent_prior))
         return numpyro.sample("x_hat", dist.Normal(mean, scale).to_event(3))
 
     return prototypes
@@ -61,10 +64,16 @@ def vae_of_prototypes_guide(nets: VAENets, transform: Family, scale: float | Arr
     """z ~ q(z | T_η⁻¹(x)), x̂ ~ N(T_η⁻¹(x), s): what `vae_of_prototypes` is trained with."""
 
     def prototypes(x: Array, eta: Array) -> Array:
-        encoder = nets.encoder()
+        with _own_parameters():
+            encoder = nets.encoder()
         back = transform(eta).inverse()(x)
         with numpyro.plate("images", x.shape[0]):
             numpyro.sample("z", encoder(back))
             return numpyro.sample("x_hat", dist.Normal(back, scale).to_event(3))
 
     return prototypes
+
+
+def _own_parameters() -> handlers.scope:
+    """Networks of q(η | x) may have the same names."""
+    return handlers.scope(prefix="vae", hide_types=["sample", "plate", "deterministic"])
