@@ -18,7 +18,6 @@ from sgm_ppl.files import write_atomically
 
 if TYPE_CHECKING:
     from sgm_ppl.data import Dataset, Split
-    from sgm_ppl.models.equivae_trained import EquiVAE
 
 __all__ = ["PRESETS", "EquiVaeSupervised", "linear_probe", "mean_and_error", "run"]
 

@@ -118,9 +118,7 @@ def _bound(
     label = p["y"]["fn"].log_prob(p["y"]["value"])
     if y is None:
         log_q = q["y"]["fn"].log_prob(q["y"]["value"])
-        reconstruction, kl, label = (
-            (jnp.exp(log_q) * term).sum(0) for term in (reconstruction, kl, label - log_q)
-        )
+        reconstruction, kl, label = ((jnp.exp(log_q) * term).sum(0) for term in (reconstruction, kl, label - log_q))
     return Bound(reconstruction - kl + label, reconstruction, kl, label), shared["features"]
 
 
