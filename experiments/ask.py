@@ -120,27 +120,17 @@ class Draws(Several):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Marginals(Several):
+class Marginals(Question):
     """The density of each transformation given the prototype, p(η_i | x̂).  SGM figure 10."""
 
     def answer(self, sgm: SGM, names: list[str], x: jax.Array, run: Run) -> Answer:
+        from sgm_ppl.experiments.examination import draw_marginals_of
         from sgm_ppl.inference.orbits import PERIODS, count_modes, spread_of
-        from sgm_ppl.plots import draw_marginals
 
-        eta, transform = self.draws(sgm, x), sgm.transform
-        periods = {name: period for name, period in PERIODS.items() if name in transform.names}
-        draw_marginals(
-            run.figure("marginals"),
-            np.asarray(x),
-            np.asarray(sgm.prototype(x)),
-            eta,
-            transform.names,
-            transform.eta_max,
-            periods,
-        )
+        eta = draw_marginals_of(run.figure("marginals"), self.key, sgm, x)
         columns = {}
-        for i, (name, bound) in enumerate(zip(transform.names, transform.eta_max, strict=True)):
-            period = periods.get(name)
+        for i, (name, bound) in enumerate(zip(sgm.transform.names, sgm.transform.eta_max, strict=True)):
+            period = PERIODS.get(name)
             columns[name] = [f"{spread_of(v, period):.3f}, {count_modes(v, bound, period)}" for v in eta[..., i]]
         return Answer(names, columns, {"eta": eta}, "Spread and number of modes of p(η_i | x̂).")
 

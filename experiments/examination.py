@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sgm_ppl.experiments.config import Evaluation
 from sgm_ppl.experiments.report import Number, Part, Picture, Section, Table, write_report
@@ -16,11 +17,24 @@ if TYPE_CHECKING:
     import numpy as np
 
     from sgm_ppl.data import Dataset, Split
+    from sgm_ppl.experiments.sgm import SgmConfig
     from sgm_ppl.inference.two_samples import TwoSampleOptions
     from sgm_ppl.models.sgm import SGM
     from sgm_ppl.plots import Block
 
-__all__ = ["REPORT", "draw_figures", "examine", "flat", "measure", "numbers_that_matter", "one_of_each", "orbit_blocks"]
+__all__ = [
+    "REPORT",
+    "Also",
+    "Extra",
+    "draw_figures",
+    "draw_marginals_of",
+    "examine",
+    "flat",
+    "measure",
+    "numbers_that_matter",
+    "one_of_each",
+    "orbit_blocks",
+]
 
 REPORT = "report.html"
 IN_TABLE = 64  # images whose p(η | x̂) the table of transformations averages over: counting modes is slow
@@ -31,31 +45,55 @@ CHAIN = 6  # prototypes of prototypes
 AUGMENTED = 7  # members of an orbit in figures 13 and 14
 
 
+class Extra(NamedTuple):
+    """What an experiment adds to the examination of an SGM."""
+
+    metrics: dict[str, Any]
+    sections: list[Section]
+
+
+Also = Callable[["SGM", "Dataset", Run, "jax.Array"], Extra]
+
+
 def examine(
     sgm: SGM,
     data: Dataset,
+    config: SgmConfig,
     evaluation: Evaluation,
-    two_samples: TwoSampleOptions,
     *,
     trained: Run,
     run: Run,
-    config: Any,
+    figures: Mapping[str, str] | None = None,
+    orbits: int = 3,
+    also: Also | None = None,
 ) -> dict[str, Any]:
-    """Measure and draw, in the folder of `run`, what the training in `trained` has left; returns the metrics."""
+    """Measure and draw, in the folder of `run`, what the training in `trained` has left; returns the metrics.
+
+    `figures` gives the figures other names, `orbits` is the number of images in figure 13; `also` measures and draws more.
+    """
     import jax
 
-    measure_key, draw_key = jax.random.split(jax.random.key(evaluation.seed))
-    metrics = measure(sgm, data, evaluation, two_samples, measure_key)
-    training = training_of(trained.folder)
-    if training:
+    measure_key, draw_key, also_key = jax.random.split(jax.random.key(evaluation.seed), 3)
+    metrics = measure(sgm, data, evaluation, config.two_samples, measure_key)
+    if training := training_of(trained.folder):
         metrics["training"] = training
-    figures = draw_figures(sgm, evaluation.select(data), run, draw_key, log=trained.folder / "log.jsonl")
+    drawn = draw_figures(
+        sgm,
+        evaluation.select(data),
+        run,
+        draw_key,
+        log=trained.folder / "log.jsonl",
+        names=figures or {},
+        orbits=orbits,
+    )
+    extra = also(sgm, data, run, also_key) if also else Extra({}, [])
+    metrics |= extra.metrics
     write_report(
         run.folder / REPORT,
         f"A Symmetry-aware Generative Model of {Path(data.name).stem}",
         f"What two-stage training found in {len(data.train.images):,} images, measured on {metrics['images']} that it has "
         "not seen. A picture x is taken to be a prototype x̂, moved by a transformation η.",
-        sections(metrics, figures, config),
+        sections(metrics, drawn, config, extra.sections),
     )
     return metrics
 
@@ -125,7 +163,14 @@ def training_of(folder: Path) -> dict[str, Any]:
 
 
 def draw_figures(
-    sgm: SGM, split: Split, run: Run, key: jax.Array, *, log: Path | None = None, orbits: int = 3
+    sgm: SGM,
+    split: Split,
+    run: Run,
+    key: jax.Array,
+    *,
+    log: Path | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
+    orbits: int = 3,
 ) -> dict[str, Path]:
     """Figures 8, 10, 11 and 13 of the paper for this model (14 and 16, where colours are what changes), and the losses."""
     import jax
@@ -133,40 +178,48 @@ def draw_figures(
     import numpy as np
     from tqdm import tqdm
 
-    from sgm_ppl.inference.orbits import PERIODS, chain_magnitudes
-    from sgm_ppl.plots import draw_blocks, draw_chains, draw_losses, draw_marginals, draw_rows
+    from sgm_ppl.inference.orbits import chain_magnitudes
+    from sgm_ppl.plots import draw_blocks, draw_chains, draw_losses, draw_rows
 
     resample_key, marginal_key, orbit_key = jax.random.split(key, 3)
     x = jnp.asarray(split.images[one_of_each(split, SHOWN)])
     x_hat = sgm.prototype(x)
-    paths = {name: run.figure(name) for name in ("examples", "marginals", "chains", "orbits", "losses")}
+    paths = {
+        name: run.figure(names.get(name, name)) for name in ("examples", "marginals", "chains", "orbits", "losses")
+    }
     with tqdm(total=len(paths), desc="drawing", unit=" figures") as bar:
         again = np.asarray(sgm.resample(resample_key, x, ROWS)).swapaxes(0, 1)
         draw_rows(paths["examples"], {"test": np.asarray(x), "prototypes": np.asarray(x_hat), "resampled": again})
         bar.update()
-        draws = np.asarray(sgm.draw_eta(marginal_key, x_hat, DRAWS))
-        transform = sgm.transform
-        draw_marginals(
-            paths["marginals"],
-            np.asarray(x),
-            np.asarray(x_hat),
-            draws,
-            transform.names,
-            transform.eta_max,
-            {name: period for name, period in PERIODS.items() if name in transform.names},
-        )
+        draw_marginals_of(paths["marginals"], marginal_key, sgm, x)
         bar.update()
         chains, _ = sgm.chain(x[:6], CHAIN)
         magnitudes = chain_magnitudes(sgm, jnp.asarray(split.images), CHAIN)
         draw_chains(paths["chains"], [np.asarray(images) for images in chains], magnitudes)
         bar.update()
-        draw_blocks(paths["orbits"], orbit_blocks(orbit_key, sgm, x[2 : 2 + orbits]))
+        shown = x[2 : 2 + orbits] if len(x) > orbits + 2 else x[:orbits]  # a 0 and a 1 show least
+        draw_blocks(paths["orbits"], orbit_blocks(orbit_key, sgm, shown))
         bar.update()
         series = losses_of(log)
         if series:
             draw_losses(paths["losses"], series)
         bar.update()
     return {name: path for name, path in paths.items() if path.is_file()}
+
+
+def draw_marginals_of(path: Path, key: jax.Array, sgm: SGM, x: jax.Array) -> np.ndarray:
+    """Figure 10 of the paper for the images `x`; returns the draws."""
+    import numpy as np
+
+    from sgm_ppl.inference.orbits import PERIODS
+    from sgm_ppl.plots import draw_marginals
+
+    transform = sgm.transform
+    x_hat = sgm.prototype(x)
+    draws = np.asarray(sgm.draw_eta(key, x_hat, DRAWS))
+    periods = {name: period for name, period in PERIODS.items() if name in transform.names}
+    draw_marginals(path, np.asarray(x), np.asarray(x_hat), draws, transform.names, transform.eta_max, periods)
+    return draws
 
 
 def one_of_each(split: Split, count: int) -> np.ndarray:
@@ -299,7 +352,9 @@ def table_of_transformations(metrics: Mapping[str, Any]) -> Table:
     )
 
 
-def sections(metrics: Mapping[str, Any], figures: Mapping[str, Path], config: Any) -> list[Section]:
+def sections(
+    metrics: Mapping[str, Any], figures: Mapping[str, Path], config: Any, extra: Sequence[Section] = ()
+) -> list[Section]:
     """What the report shows, in its order."""
     captions = {
         "examples": "Top: test pictures. Middle: their prototypes, one fixed member of everything a picture can be moved to. "
@@ -324,6 +379,7 @@ def sections(metrics: Mapping[str, Any], figures: Mapping[str, Path], config: An
     shown: list[Section] = [
         Section("The numbers that matter", numbers_that_matter(metrics)),
         Section("Which transformations this data set has", [table_of_transformations(metrics)]),
+        *extra,
     ]
     for name, title in titles.items():
         parts: list[Part] = [Picture(figures[name], captions[name])] if name in figures else []

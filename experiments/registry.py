@@ -15,6 +15,8 @@ The file holds three things, and a model a fourth:
     def evaluate(config: TrainVae, trained: Run, evaluation: Evaluation, run: Run) -> dict:
         \"\"\"Look at what the finished run `trained` has left, and return metrics; `run` is a folder of its own.\"\"\"
 
+Where all metrics are too much to print at the end, `summary(metrics, folder)` gives the lines to print in their place.
+
 Rows are strings: nothing is imported before it is asked for, so the command line starts quickly.
 """
 
@@ -59,6 +61,22 @@ MODELS = {
 
 # `sgm-ppl experiment NAME`
 EXPERIMENTS = {
+    "mnist-affine": Entry(
+        "sgm_ppl.experiments.mnist_affine:MnistAffine",
+        "the symmetries of MNIST, ±15° added (SGM figures 8, 10, 11, 13 and 15)",
+    ),
+    "mnist-colour": Entry(
+        "sgm_ppl.experiments.mnist_colour:MnistColour",
+        "the colours of coloured MNIST (SGM figures 8, 11, 14 and 16)",
+    ),
+    "sprites": Entry(
+        "sgm_ppl.experiments.sprite_truth:Sprites",
+        "known distributions of sprites, recovered (SGM figures 8, 11 and 17)",
+    ),
+    "degree-of-symmetry": Entry(
+        "sgm_ppl.experiments.degree_of_symmetry:DegreeOfSymmetry",
+        "the more rotation is in the data, the more is learnt (SGM section 4.1)",
+    ),
     "data-efficiency": Entry(
         "sgm_ppl.experiments.data_efficiency:DataEfficiency",
         "what symmetries are worth with little data (SGM figure 9)",

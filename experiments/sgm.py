@@ -14,7 +14,7 @@ from sgm_ppl.experiments.runs import Run
 from sgm_ppl.experiments.symmetries import SGM_FILE, SgmOptions, load_sgm, train_sgm
 from sgm_ppl.inference.two_samples import TwoSampleOptions
 
-__all__ = ["LOOKS", "PRESETS", "SgmConfig", "TrainSgm", "evaluate", "preset_of", "run", "summary"]
+__all__ = ["LOOKS", "PRESETS", "SgmConfig", "TrainSgm", "evaluate", "preset_of", "run", "summary", "train_and_examine"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,11 @@ PRESETS: dict[Preset, TrainSgm] = {
 
 def run(config: TrainSgm, run: Run) -> dict[str, Any]:
     """Train both stages, or go on where they stopped, or load them; then measure, draw, and write the report."""
+    return train_and_examine(config, run)
+
+
+def train_and_examine(config: SgmConfig, run: Run, **look: Any) -> dict[str, Any]:
+    """What every experiment with one SGM does; `look` goes to `examine`."""
     import jax
 
     data = config.load_data()
@@ -67,14 +72,14 @@ def run(config: TrainSgm, run: Run) -> dict[str, Any]:
         out=run.folder,
         validation=data.validation.images[:500],
     )
-    return examine(sgm, data, config.evaluation, config.two_samples, trained=run, run=run, config=config)
+    return examine(sgm, data, config, config.evaluation, trained=run, run=run, **look)
 
 
-def evaluate(config: SgmConfig, trained: Run, evaluation: Evaluation, run: Run) -> dict[str, Any]:
+def evaluate(config: SgmConfig, trained: Run, evaluation: Evaluation, run: Run, **look: Any) -> dict[str, Any]:
     """The same look at other images, or with another seed; nothing is trained again."""
     data = config.load_data()
     sgm = load_sgm(config, trained.folder / SGM_FILE, data.train.images.shape[1:])
-    return examine(sgm, data, evaluation, config.two_samples, trained=trained, run=run, config=config)
+    return examine(sgm, data, config, evaluation, trained=trained, run=run, **look)
 
 
 def summary(metrics: Mapping[str, Any], folder: Path) -> Iterator[str]:
