@@ -65,8 +65,6 @@ class EncoderOptions:
     """Start from an image's moments, which the paper does not, and which needs far fewer steps."""
     hypotheses: int = 4
     """With a warm start: how many poses of an image are weighed, 2 or 4."""
-    passes: int = 1
-    """With a warm start: how often the prototype is looked at again, and corrected."""
 
     def build(self, transform: Family) -> Any:
         """The Linen module for this family."""
@@ -74,7 +72,7 @@ class EncoderOptions:
         from sgm_ppl.models.poses import warm_encoder
 
         if self.warm_start:
-            return warm_encoder(transform, self.hidden, hypotheses=self.hypotheses, passes=self.passes)
+            return warm_encoder(transform, self.hidden, hypotheses=self.hypotheses)
         return PlainEncoder(transform.dim, self.hidden)
 
 

@@ -11,11 +11,13 @@ from jax import Array
 from numpyro import handlers
 from numpyro.infer import ELBO
 
+from sgm_ppl.inference.natural_pose import distance_to_natural_pose
 from sgm_ppl.models.locations import hypotheses
-from sgm_ppl.nets import flatten_images
 from sgm_ppl.transforms import Family
 
 __all__ = ["SelfSupervised", "nothing"]
+
+SAME = 0.01  # mean squared difference of pixels, up to which two images count as the same
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
@@ -44,8 +46,9 @@ class SelfSupervised(ELBO):
     probabilistic: draw η from q_ω; otherwise take its location, f_ω(x).  SGM B.
     multiplier: η_rnd ~ U(-m η_max, m η_max).
 
-    The paper does not say which member of an orbit becomes the prototype. `anchor`, a keyword argument of the program (so
-    that a schedule can fade it out), weighs mse(x, T_{f(x_rnd)}⁻¹(x_rnd)), which draws prototypes towards the data.
+    agreement: weight of −τ log Σ_hh' w_h w_h' exp(−error_hh' / τ), the chance that both views choose alike. The expected error
+        hardly moves weights that are sure and wrong; a logarithm does.
+    anchor: weight of `distance_to_natural_pose`. The paper does not say which member of an orbit becomes the prototype.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class SelfSupervised(ELBO):
         invertibility: float = 0.0,
         probabilistic: bool = True,
         multiplier: float = 1.0,
+        agreement: float = 0.0,
+        anchor: float = 0.0,
     ) -> None:
         if num_augmentations < 1:
             raise ValueError(f"`num_augmentations` must be at least 1; got {num_augmentations}.")
@@ -69,12 +74,13 @@ class SelfSupervised(ELBO):
         self.invertibility = invertibility
         self.probabilistic = probabilistic
         self.multiplier = multiplier
+        self.agreement = agreement
+        self.anchor = anchor
 
     def loss_with_mutable_state(
         self, rng_key: Array, param_map: dict[str, Any], model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         (x,) = args
-        anchor = kwargs.pop("anchor", None)
         rnd_key, guide_key, draw_key = jax.random.split(rng_key, 3)
         batches = self.num_augmentations * (2 if self.symmetric else 1)
         eta_rnd = self.transform.sample(rnd_key, (batches, x.shape[0]), self.multiplier)
@@ -95,10 +101,9 @@ class SelfSupervised(ELBO):
         loss = self._disagreement(first, second)
         if self.invertibility:
             loss += self.invertibility * self._information_lost(last)
-        if anchor is not None:
-            data = jnp.broadcast_to(flatten_images(x)[None, :, None], (*first.eta.shape[:-2], 1, x[0].size))
-            errors = _squared_distances(self._prototypes(first), data)[..., 0]
-            loss += anchor * (jnp.exp(first.log_weights) * errors).sum(-1).mean()
+        if self.anchor:
+            natural = distance_to_natural_pose(self.transform, x, eta_rnd, every.eta[:batches])
+            loss += self.anchor * natural.mean()
         return {"loss": loss, "mutable_state": None}
 
     def _disagreement(self, first: _View, second: _View) -> Array:
@@ -108,8 +113,15 @@ class SelfSupervised(ELBO):
             errors = ((there(image) - target) ** 2).mean((-1, -2, -3))
         else:
             errors = _squared_distances(self._prototypes(first), self._prototypes(second))
-        weights = jnp.exp(first.log_weights[..., :, None] + second.log_weights[..., None, :])
-        return (weights * errors).sum((-1, -2)).mean()
+        return self._expected(first.log_weights, second.log_weights, errors)
+
+    def _expected(self, first: Array, second: Array, errors: Array) -> Array:
+        """The mean error of pairs of hypotheses under both views' log-weights, and the logarithm of their agreement."""
+        log_weights = first[..., :, None] + second[..., None, :]
+        loss = (jnp.exp(log_weights) * errors).sum((-1, -2)).mean()
+        if self.agreement:
+            loss -= self.agreement * SAME * jax.nn.logsumexp(log_weights - errors / SAME, (-1, -2)).mean()
+        return loss
 
     def _prototypes(self, view: _View) -> Array:
         images = self.transform(view.eta).inverse()(view.x[..., None, :, :, :])

@@ -70,9 +70,10 @@ class StageOne:
     blur: float = 0.0
     """Standard deviation, in pixels, of a Gaussian filter of size 5 that fades out over `blur_share` of the steps. SGM B."""
     blur_share: float = 0.01
+    agreement: float = 0.0
+    """Weight of a term that makes two views of one image choose the same hypothesis. Not in the paper."""
     anchor: float = 0.0
-    """Weight of mse(x, T_{f(x_rnd)}⁻¹(x_rnd)), which fades out over `anchor_share` of the steps. Not in the paper."""
-    anchor_share: float = 0.7
+    """Weight of a pull towards the poses in which the data come (`distance_to_natural_pose`). Not in the paper."""
 
 
 @dataclass(frozen=True)
@@ -162,20 +163,15 @@ def train_encoder(
         invertibility=settings.invertibility,
         probabilistic=settings.probabilistic,
         multiplier=settings.multiplier,
+        agreement=settings.agreement,
+        anchor=settings.anchor,
     )
 
-    def guide_without_anchor(x: Array, *, anchor: Array | None = None, train: bool = False) -> Array:
-        return guide(x, train=train)
+    svi = SVI(nothing, guide, settings.schedule.optimiser(), loss=objective, train=True)
 
-    svi = SVI(nothing, guide_without_anchor, settings.schedule.optimiser(), loss=objective, train=True)
-
-    def fading(start: float, share: float, step: Array) -> Array:
-        return start * jnp.maximum(0.0, 1 - step / max(1.0, share * settings.schedule.steps))
-
-    def prepare(key: Array, step: Array, x: Array) -> tuple[tuple, dict[str, Any]]:
-        if settings.blur:
-            x = gaussian_blur(x, fading(settings.blur, settings.blur_share, step))
-        return (x,), {"anchor": fading(settings.anchor, settings.anchor_share, step)} if settings.anchor else {}
+    def blurred(key: Array, step: Array, x: Array) -> tuple[tuple, dict[str, Any]]:
+        share = jnp.maximum(0.0, 1 - step / max(1.0, settings.blur_share * settings.schedule.steps))
+        return (gaussian_blur(x, settings.blur * share),), {}
 
     result = fit(
         svi,
@@ -183,7 +179,7 @@ def train_encoder(
         steps=settings.schedule.steps,
         batch_size=settings.schedule.batch_size,
         key=key,
-        prepare=prepare,
+        prepare=blurred if settings.blur else None,
         out=out,
         progress=progress,
         label="stage-1",

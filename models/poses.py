@@ -12,20 +12,20 @@ from jax import Array
 
 from sgm_ppl.models.encoders import Guess
 from sgm_ppl.nets import MLP, LearntScale, flatten_images
-from sgm_ppl.poses import affine_log, rotation_matrix, whitening_frames
+from sgm_ppl.poses import affine_log, rotation_matrix, upright_frames, whitening_frames
 from sgm_ppl.transforms import Affine, AffineElement, Colour, Family, Product, rgb_to_hsv
 
 __all__ = ["ColourEncoder", "PoseEncoder", "ProductEncoder", "warm_encoder"]
 
 
-def warm_encoder(transform: Family, hidden: Sequence[int], *, hypotheses: int = 4, passes: int = 1) -> nn.Module:
+def warm_encoder(transform: Family, hidden: Sequence[int], *, hypotheses: int = 4) -> nn.Module:
     """The encoder that starts from moments, for affine and colour families and their products."""
     if isinstance(transform, Affine):
-        return PoseEncoder(transform, tuple(hidden), hypotheses, passes)
+        return PoseEncoder(transform, tuple(hidden), hypotheses)
     if isinstance(transform, Colour):
         return ColourEncoder(transform, tuple(hidden))
     if isinstance(transform, Product):
-        each = (warm_encoder(factor, hidden, hypotheses=hypotheses, passes=passes) for factor in transform.factors)
+        each = (warm_encoder(factor, hidden, hypotheses=hypotheses) for factor in transform.factors)
         return ProductEncoder(tuple(each))
     raise ValueError(f"There is a warm start for affine and colour families and their products; got {transform}.")
 
@@ -34,50 +34,58 @@ class PoseEncoder(nn.Module):
     """η_h = log(A_h G_ω(A_h⁻¹ x)): frames A_h from moments, corrections G and scores w_h from a network.
 
     The frames follow x exactly (`whitening_frames`), so A_h⁻¹(x) is the same picture for all of an orbit, and a network that
-    looks at it cannot but give the orbit one answer; what it learns is which of the frames' quarter turns to take, and how a
-    prototype should stand. The centre and the size of prototypes are fixed by the moments. `passes` further looks, at the
-    prototype itself, turn and stretch it a little more. No gradient goes through what a network looks at.
+    looks at it cannot but give the orbit nearly one answer. It learns which of the frames' quarter turns to take and how a
+    prototype should stand; the numbers of the frame beside the picture tell it what the family without shear cannot undo,
+    and where the border has cut something off. Centre and size of prototypes are those of the moments, but for a little. No
+    gradient goes through what the network looks at.
     """
 
     transform: Affine
-    hidden: Sequence[int] = (512, 256, 128)
+    hidden: Sequence[int] = (1024, 512, 256)
     hypotheses: int = 4
-    passes: int = 1
     size: float = 0.29
-    initial_scale: float = 0.02
+    initial_scale: float = 0.01
 
     @nn.compact
     def __call__(self, x: Array, *, train: bool = False) -> Guess:
-        frames = jax.lax.stop_gradient(whitening_frames(x, self.hypotheses, self.size))
-        image = x[..., None, :, :, :]
-        seen = jax.lax.stop_gradient(frames.inverse()(image))
-        pose = frames.linear / jnp.sqrt(jnp.linalg.det(frames.linear))[..., None, None]
-        pose = pose.reshape(*pose.shape[:-2], 4)
-        look = jnp.concatenate([flatten_images(seen), pose, pose[..., :1] * pose, pose[..., 1:2] * pose], -1)
-        answer = MLP(self.hidden, 4, zero_init_last=True, name="first_look")(look, train=train)
-        score, turn, aspect, shear = jnp.moveaxis(answer, -1, 0)
+        turns = "rotation" in self.transform.names
+        frames = jax.lax.stop_gradient(
+            whitening_frames(x, self.hypotheses, self.size) if turns else upright_frames(x, self.size)
+        )
+        look = jnp.concatenate([_turned_views(x, frames), _frame_features(frames)], -1)
+        answer = MLP(self.hidden, 7, zero_init_last=True)(jax.lax.stop_gradient(look), train=train)
+        score, turn, aspect, shear, grow, right, down = jnp.moveaxis(answer, -1, 0)
 
-        correction = self._correction(turn, 0.3 * aspect, 0.3 * shear)
-        inverse = jnp.linalg.inv(correction)
+        stretch = jnp.stack(
+            [jnp.exp(0.3 * aspect), 0.3 * shear * turns, jnp.zeros_like(shear), jnp.exp(-0.3 * aspect)], -1
+        )
+        linear = stretch.reshape(*shear.shape, 2, 2) @ rotation_matrix(turn * turns)
+        inverse = jnp.linalg.inv(linear)
         spread = inverse @ jnp.swapaxes(inverse, -1, -2)  # covariance of the prototype, in units of size²
-        correction = correction * jnp.sqrt(jnp.trace(spread, axis1=-2, axis2=-1) / 2)[..., None, None]
-        eta = affine_log(AffineElement(frames.linear @ correction, frames.shift), self.transform.names, spread)
-
-        again = MLP(self.hidden, 5, zero_init_last=True, name="further_looks")
-        for _ in range(self.passes):
-            prototype = jax.lax.stop_gradient(self.transform(eta).inverse()(image))
-            known = jax.lax.stop_gradient(eta / self.transform.bounds)
-            answer = again(jnp.concatenate([flatten_images(prototype), known], -1), train=train)
-            turn, aspect, shear = (0.3 * answer[..., i] for i in range(3))
-            nudge = AffineElement(self._correction(turn, aspect, shear), 0.05 * jnp.tanh(answer[..., 3:]))
-            eta = affine_log(self.transform(eta) @ nudge, self.transform.names)
+        growth = jnp.exp(0.1 * jnp.tanh(grow)) * jnp.sqrt(jnp.trace(spread, axis1=-2, axis2=-1) / 2)
+        correction = AffineElement(growth[..., None, None] * linear, 0.1 * jnp.stack([right, down], -1))
+        eta = affine_log(frames @ correction, self.transform.names, spread)
         return Guess(score, eta, LearntScale((self.transform.dim,), self.initial_scale, floor=1e-4, name="scale")())
 
-    @staticmethod
-    def _correction(turn: Array, aspect: Array, shear: Array) -> Array:
-        """A matrix of determinant one: stretch, shear, turn."""
-        stretch = jnp.stack([jnp.exp(aspect), shear, jnp.zeros_like(shear), jnp.exp(-aspect)], -1)
-        return stretch.reshape(*shear.shape, 2, 2) @ rotation_matrix(turn)
+
+def _turned_views(x: Array, frames: AffineElement) -> Array:
+    """A_h⁻¹(x) for every h, [..., h, pixel]: the first is interpolated, the others are the first in quarter or half turns."""
+    first = AffineElement(frames.linear[..., 0, :, :], frames.shift[..., 0, :]).inverse()(x)
+    height, width = x.shape[-3:-1]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = first[..., top : top + side, left : left + side, :]
+    count = frames.linear.shape[-3]
+    views = [jnp.rot90(square, -h * (4 // count), axes=(-3, -2)) for h in range(count)]
+    return flatten_images(jnp.stack(views, -4))
+
+
+def _frame_features(frames: AffineElement) -> Array:
+    """Shape, size and place of the frames: products of the entries of A / √det A, log det A, and A⁻¹ of the image's centre."""
+    root_det = jnp.sqrt(jnp.linalg.det(frames.linear))
+    shape = (frames.linear / root_det[..., None, None]).reshape(*root_det.shape, 4)
+    products = [shape[..., :1] * shape, shape[..., 1:2] * shape]
+    return jnp.concatenate([shape, *products, frames.inverse().shift, jnp.log(root_det)[..., None]], -1)
 
 
 class ColourEncoder(nn.Module):

@@ -14,7 +14,7 @@ from jax import Array
 from sgm_ppl.transforms import AffineElement
 from sgm_ppl.transforms.affine import affine_exp
 
-__all__ = ["affine_log", "moments", "rotation_matrix", "whitening_frames"]
+__all__ = ["affine_log", "moments", "rotation_matrix", "upright_frames", "whitening_frames"]
 
 RIDGE = 1e-3  # added to the covariance, in squared half-sides: keeps blank and one-pixel images finite
 LARGEST_FACTOR = 8.0  # of ω / sin ω, which is infinite at half a turn, where unequal scales have no real logarithm
@@ -72,6 +72,13 @@ def whitening_frames(x: Array, count: int, size: float) -> AffineElement:
     angle = jnp.arctan2(imaginary, real)[..., None] / 2 - np.pi / 2 + np.arange(count) * (2 * np.pi / count)
     linear = root[..., None, :, :] @ rotation_matrix(angle) / size
     return AffineElement(linear, jnp.broadcast_to(centre[..., None, :], linear.shape[:-1]))
+
+
+def upright_frames(x: Array, size: float) -> AffineElement:
+    """One element A, [..., 1], with A⁻¹(x) centred and of standard deviation `size` along both axes, not turned."""
+    centre, covariance = moments(x)
+    spread = jnp.sqrt(jnp.stack([covariance[..., 0, 0], covariance[..., 1, 1]], -1)) / size
+    return AffineElement((spread[..., None] * np.eye(2))[..., None, :, :], centre[..., None, :])
 
 
 def affine_log(element: AffineElement, names: tuple[str, ...], weight: Array | None = None) -> Array:

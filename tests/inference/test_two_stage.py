@@ -269,6 +269,8 @@ def test_stage_one_options_reach_the_objective(images):
         replace(plain, multiplier=0.5),
         replace(plain, bounded=True),
         replace(plain, blur=3.0),
+        replace(plain, agreement=1.0),
+        replace(plain, anchor=1.0),
     ]
     losses = [
         train_encoder(

@@ -1,0 +1,75 @@
+"""The pull towards natural poses: nothing for whoever undid η_rnd, up to centre, size and half a turn."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sgm_ppl.inference.natural_pose import distance_to_natural_pose
+from sgm_ppl.inference.self_supervised import SelfSupervised
+from sgm_ppl.poses import affine_log, moments, rotation_matrix
+from sgm_ppl.transforms import Affine, AffineElement, Colour, Product
+
+T = Affine()
+HALF = np.pi
+
+
+def blobs():
+    y, x = np.mgrid[:16, :16] - 7.5
+    images = [np.exp(-((x - a) ** 2) / 6 - (y + a) ** 2 / 12) for a in (-2.0, 0.0, 1.0)]
+    return jnp.asarray(np.stack(images), jnp.float32)[..., None]
+
+
+def undone(x, eta_rnd, turn=0.0):
+    """η of T_{η_rnd} ∘ N(x) ∘ R(turn): the prototype is x, centred, in the common size, and turned."""
+    centre, covariance = moments(x)
+    ratio = jnp.sqrt(jnp.trace(covariance, axis1=-2, axis2=-1) / 2) / 0.29
+    natural = AffineElement(ratio[:, None, None] * rotation_matrix(jnp.full(3, turn)), centre)
+    return affine_log(T(eta_rnd) @ natural, T.names)
+
+
+@pytest.fixture(scope="module")
+def eta_rnd():
+    return T.sample(jax.random.key(3), (2, 3), 0.4)
+
+
+@pytest.mark.parametrize(("turn", "low", "high"), [(0.0, -0.1, 0.02), (HALF, -0.1, 0.02), (HALF / 2, 0.5, 10.0)])
+def test_natural_up_to_half_a_turn(turn, low, high, eta_rnd):
+    x = blobs()
+    distance = distance_to_natural_pose(T, x, eta_rnd, undone(x, eta_rnd, turn)[:, :, None])
+    assert distance.shape == (2, 3)
+    assert bool(((distance >= low) & (distance <= high)).all())
+
+
+def test_the_best_hypothesis_counts(eta_rnd):
+    x = blobs()
+    right, wrong = undone(x, eta_rnd), undone(x, eta_rnd, 1.0)
+    alone = distance_to_natural_pose(T, x, eta_rnd, right[:, :, None])
+    both = distance_to_natural_pose(T, x, eta_rnd, jnp.stack([wrong, right], 2))
+    np.testing.assert_allclose(both, alone, atol=1e-5)
+
+
+def test_only_the_affine_part_of_a_product_counts(eta_rnd):
+    x = jnp.repeat(blobs(), 3, -1)
+    colour = Colour()
+    eta = undone(x, eta_rnd)[:, :, None]
+    hues = jnp.ones((2, 3, 1, colour.dim))
+    product = distance_to_natural_pose(
+        Product(colour, T), x, jnp.concatenate([hues[:, :, 0], eta_rnd], -1), jnp.concatenate([hues, eta], -1)
+    )
+    np.testing.assert_allclose(product, distance_to_natural_pose(T, x, eta_rnd, eta), rtol=1e-5)
+    assert not distance_to_natural_pose(colour, x, hues[:, :, 0], hues).any()
+
+
+def test_agreement_punishes_sure_disagreement():
+    """Two hypotheses, right and far off: with a logarithm the gradient of sure and wrong weights does not vanish."""
+    errors = jnp.array([[0.0, 0.2], [0.2, 0.0]])
+
+    def loss(score, agreement):
+        objective = SelfSupervised(T, agreement=agreement)
+        first, second = jax.nn.log_softmax(jnp.array([score, 0.0])), jax.nn.log_softmax(jnp.array([0.0, 12.0]))
+        return objective._expected(first, second, errors)
+
+    plain, with_it = (jax.grad(loss)(12.0, weight) for weight in (0.0, 1.0))
+    assert plain < 1e-5
+    np.testing.assert_allclose(with_it, 0.005, rtol=0.01)  # agreement is 2 e^-12, of which half moves: τ / 2
