@@ -82,6 +82,7 @@ def examine(
         evaluation.select(data),
         run,
         draw_key,
+        chain=metrics["chain"],
         log=trained.folder / "log.jsonl",
         names=figures or {},
         orbits=orbits,
@@ -168,17 +169,20 @@ def draw_figures(
     run: Run,
     key: jax.Array,
     *,
+    chain: np.ndarray,
     log: Path | None = None,
     names: Mapping[str, str] = MappingProxyType({}),
     orbits: int = 3,
 ) -> dict[str, Path]:
-    """Figures 8, 10, 11 and 13 of the paper for this model (14 and 16, where colours are what changes), and the losses."""
+    """Figures 8, 10, 11 and 13 of the paper for this model (14 and 16, where colours are what changes), and the losses.
+
+    `chain` holds the magnitudes of figure 11.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
     from tqdm import tqdm
 
-    from sgm_ppl.inference.orbits import chain_magnitudes
     from sgm_ppl.plots import draw_blocks, draw_chains, draw_losses, draw_rows
 
     resample_key, marginal_key, orbit_key = jax.random.split(key, 3)
@@ -194,8 +198,7 @@ def draw_figures(
         draw_marginals_of(paths["marginals"], marginal_key, sgm, x)
         bar.update()
         chains, _ = sgm.chain(x[:6], CHAIN)
-        magnitudes = chain_magnitudes(sgm, jnp.asarray(split.images), CHAIN)
-        draw_chains(paths["chains"], [np.asarray(images) for images in chains], magnitudes)
+        draw_chains(paths["chains"], [np.asarray(images) for images in chains], chain)
         bar.update()
         shown = x[2 : 2 + orbits] if len(x) > orbits + 2 else x[:orbits]  # a 0 and a 1 show least
         draw_blocks(paths["orbits"], orbit_blocks(orbit_key, sgm, shown))

@@ -37,7 +37,7 @@ LOOKS: dict[Preset, dict[str, Any]] = {
         "evaluation": Evaluation(images=20),
         "two_samples": TwoSampleOptions(images=40, folds=2, steps=5, batch_size=16, filters=(4,), hidden=(8,)),
     },
-    "laptop": {"evaluation": Evaluation(images=500), "two_samples": TwoSampleOptions(images=2_000)},
+    "laptop": {"evaluation": Evaluation(images=500), "two_samples": TwoSampleOptions(images=2_000, steps=300)},
     "paper": {"evaluation": Evaluation(images=2_000), "two_samples": TwoSampleOptions(images=10_000, steps=2_000)},
 }
 
