@@ -158,9 +158,11 @@ def measure(key: jax.Array, config: JointRotation, sgm: JointSGM, data: Dataset)
 
 
 def _pixel_scale(sgm: JointSGM) -> float:
+    import jax.numpy as jnp
     from numpyro import handlers
 
-    return float(handlers.substitute(sgm.nets.pixels, data=sgm.params)(0.0).base_dist.scale)
+    pixels = handlers.substitute(sgm.nets.pixels, data=sgm.params)(jnp.zeros(sgm.image_shape))
+    return float(jnp.max(pixels.base_dist.scale))
 
 
 # --- Figures ----------------------------------------------------------------------------------------------------------

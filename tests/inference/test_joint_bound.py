@@ -149,6 +149,7 @@ def test_the_first_loss_has_the_first_beta(key):
 # --- SGM appendix A ---------------------------------------------------------------------------------------------------
 
 ROTATION = Affine(("rotation",), interpolation="linear")
+SMOOTHLY = Affine(("rotation",))
 ENCODER = PlainEncoder(1, (16,))
 
 
@@ -157,7 +158,7 @@ def soft_images(count=6, size=16):
     generator = np.random.default_rng(2)
     y, x = np.mgrid[:size, :size] - (size - 1) / 2
     at = generator.uniform(-3, 3, (count, 2, 2))
-    blobs = [sum(np.exp(-((x - a) ** 2 + (y - b) ** 2) / 8) for a, b in some) for some in at]
+    blobs = [sum(np.exp(-((x - a) ** 2 + (y - b) ** 2) / 10) for a, b in some) for some in at]
     return jnp.asarray(np.stack(blobs)[..., None], jnp.float32)
 
 
@@ -183,7 +184,7 @@ def likelihood_gradient(params, x, x_rnd, sigma, key):
 
     def prototypes_of_another_view(x, eta):
         with numpyro.plate("images", x.shape[0]):
-            mean = ROTATION(f(x_rnd)).inverse()(x_rnd)
+            mean = SMOOTHLY(f(x_rnd)).inverse()(x_rnd)
             numpyro.sample("x_hat", dist.Normal(mean, sigma).to_event(3))
 
     def flat_prototypes():
@@ -192,18 +193,18 @@ def likelihood_gradient(params, x, x_rnd, sigma, key):
     def flat_prior(x_hat):
         return numpyro.sample("eta", dist.Normal(jnp.zeros((x_hat.shape[0], 1)), 10.0).to_event(1))
 
-    model = partial(sgm, prototypes=flat_prototypes, prior=flat_prior, transform=ROTATION, scale=sigma)
+    model = partial(sgm, prototypes=flat_prototypes, prior=flat_prior, transform=SMOOTHLY, scale=sigma)
     guide = partial(sgm_guide, transformations=transformations, prototypes=prototypes_of_another_view)
     return jax.grad(lambda p: -bound_terms(key, p, model, guide, x, analytic=False)["likelihood"])(params)
 
 
 def test_for_small_noise_the_likelihoods_gradient_is_parallel_to_self_supervision(key, encoder_params):
     x = soft_images()
-    objective = SelfSupervised(ROTATION, symmetric=False, composed=True, probabilistic=False)
+    objective = SelfSupervised(SMOOTHLY, symmetric=False, composed=True, probabilistic=False)
     guide = partial(prototype_guide, encoder=ENCODER)
     ssl = jax.jit(jax.grad(lambda p: objective.loss(key, p, nothing, guide, x)))(encoder_params)
     rnd_key, _, _ = random.split(key, 3)
-    x_rnd = ROTATION(ROTATION.sample(rnd_key, (1, len(x))))(x)[0]
+    x_rnd = SMOOTHLY(SMOOTHLY.sample(rnd_key, (1, len(x))))(x)[0]
     gradient = jax.jit(likelihood_gradient)
     similar = [
         cosine_similarity(ssl, gradient(encoder_params, x, x_rnd, sigma, random.key(3))) for sigma in (1.0, 0.1, 1e-3)

@@ -1,0 +1,132 @@
+"""The three conjectures: their measures by hand, and the whole on a few small images."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpyro import handlers
+from scipy import stats
+from tiny_vae import quick_compilation  # noqa: F401
+
+from sgm_ppl.experiments import Run
+from sgm_ppl.experiments.angles import as_seen_from, count_prototypes, outside, posterior_over_angles, symmetric
+from sgm_ppl.experiments.conjectures import PRESETS, run
+from sgm_ppl.models.joint_priors import blind, mixture_prior
+from sgm_ppl.transforms import Affine
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+ROTATION = Affine(("rotation",), interpolation="linear")
+
+
+def comma(size=12):
+    """A soft stroke with a dot: no rotation leaves it alone."""
+    y, x = np.mgrid[:size, :size] - (size - 1) / 2
+    image = np.exp(-(x**2) / 2 - y**2 / 12) + np.exp(-((x - 2) ** 2 + (y + 3) ** 2) / 2)
+    return (image / image.max()).astype(np.float32)[None, ..., None]
+
+
+# --- Measures ---------------------------------------------------------------------------------------------------------
+
+
+def test_angles_are_cut_where_asked():
+    np.testing.assert_allclose(
+        as_seen_from(np.array([-91.0, -90.0, 0.0, 180.0, 269.0, 270.0])), [269, -90, 0, 180, 269, -90]
+    )
+
+
+@pytest.mark.parametrize(
+    ("angle", "folds", "expected"),
+    [(0, 1, False), (32, 1, False), (34, 1, True), (180, 1, True), (180, 2, False), (-150, 2, False), (146, 2, True)],
+)
+def test_what_is_outside_of_the_true_support(angle, folds, expected):
+    assert bool(outside(np.array(angle), 30.0, folds)) is expected
+
+
+def test_a_symmetric_image_survives_half_a_turn():
+    image = symmetric(comma())
+    half_turn = ROTATION(jnp.array([[np.pi]]))(image)
+    np.testing.assert_allclose(half_turn, image, atol=1e-4)
+
+
+def test_posterior_of_an_asymmetric_image_is_its_angle_and_of_a_symmetric_one_two(key):
+    angle = np.radians(24.0)
+    for image, modes in ((comma(), 1), (symmetric(comma()), 2)):
+        x_hat = np.repeat(image, 50, 0)
+        x = np.asarray(ROTATION(jnp.full((50, 1), angle))(x_hat))
+        draws, everything = posterior_over_angles(key, ROTATION, x, x_hat, step=4.0)
+        off = (draws - 24 + 90) % 360 - 90  # 0, and 180 where there is a second explanation
+        near = np.abs(off) < 20, np.abs(off - 180) < 20
+        assert (near[0] | near[1]).all()
+        assert near[1].mean() == pytest.approx(0.5 if modes == 2 else 0.0, abs=0.25)
+        np.testing.assert_allclose(everything.sum(1), 1, rtol=1e-5)
+
+
+def test_prototypes_are_counted():
+    flat = np.array([0.0, 0.1, 1.0, 1.1, 1.15, 5.0])[:, None, None, None] * np.ones((1, 3, 3, 1))
+    assert count_prototypes(flat, 0.2) == 3
+    assert count_prototypes(flat, 0.01) == 6
+    assert count_prototypes(flat, 10.0) == 1
+
+
+# --- Priors -----------------------------------------------------------------------------------------------------------
+
+
+def distribution(prior, x_hat):
+    return handlers.trace(handlers.seed(prior, 0)).get_trace(x_hat)["eta"]["fn"]
+
+
+def test_one_component_is_a_normal_and_two_are_a_mixture(key):
+    x_hat = jax.random.uniform(key, (3, 4, 4, 1))
+    eta = jnp.array([[0.1], [-1.0], [2.0]])
+    one = distribution(mixture_prior(ROTATION, 1, (5,)), x_hat)
+    expected = stats.norm(one.base_dist.loc, one.base_dist.scale).logpdf(eta)[:, 0]
+    np.testing.assert_allclose(one.log_prob(eta), expected, rtol=1e-4)
+    two = distribution(mixture_prior(ROTATION, 2, (5,)), x_hat)
+    each = two.component_distribution.base_dist
+    weights = np.asarray(jax.nn.softmax(two.mixing_distribution.logits))
+    density = (weights * stats.norm(each.loc, each.scale).pdf(eta[:, None])[..., 0]).sum(-1)
+    np.testing.assert_allclose(two.log_prob(eta), np.log(density), rtol=1e-4)
+    assert float(np.abs(np.diff(each.loc[..., 0])).min()) > 0.1  # they begin apart
+
+
+def test_a_blind_prior_says_the_same_of_all_prototypes(key):
+    x_hat = jax.random.uniform(key, (3, 4, 4, 1))
+    seeing, unseeing = (
+        distribution(p, x_hat).base_dist.loc for p in (mixture_prior(ROTATION), blind(mixture_prior(ROTATION)))
+    )
+    assert np.ptp(np.asarray(seeing)) > 1e-3
+    assert np.ptp(np.asarray(unseeing)) == 0
+
+
+# --- The experiment ---------------------------------------------------------------------------------------------------
+
+
+def small(tmp_path, labels=(2, 8)):
+    images = np.concatenate([comma()] * 60)[..., 0] * np.random.default_rng(0).uniform(0.6, 1, (60, 1, 1))
+    path = tmp_path / "commas.npz"
+    np.savez(path, images=images.astype(np.float32), labels=np.resize(labels, 60))
+    return dataclasses.replace(PRESETS["smoke"], data=str(path), train=None, hidden=(8,), latent=2, draws=5)
+
+
+def test_all_three_leave_numbers_and_figures(tmp_path):
+    config = small(tmp_path)
+    folder = Run.open(tmp_path / "run", config)
+    metrics = run(config, folder)
+    assert metrics["flexible"]["ideal_log_prob"] == pytest.approx(np.log(1 / np.radians(120)))
+    assert {"Normal", "mixture", "flow"} <= set(metrics["flexible"])
+    assert 1 <= metrics["invariant"]["full"]["prototypes_per_orbit"] <= 13
+    assert {"without", "with"} == set(metrics["dependent"])
+    for name in ("conjecture_1", "conjecture_2", "conjecture_2_prototypes", "conjecture_3", "conjecture_3_samples"):
+        assert folder.figure(name).is_file()
+    before = (folder.folder / "log.jsonl").read_text()
+    assert run(config, folder) == metrics  # nothing is trained again
+    assert (folder.folder / "log.jsonl").read_text() == before
+
+
+def test_classes_are_needed(tmp_path):
+    config = small(tmp_path, labels=(1, 3))
+    with pytest.raises(ValueError, match=r"about .2.s and .8.s: the train images of .* have no class 8"):
+        run(config, Run.open(tmp_path / "run", config))
