@@ -30,6 +30,7 @@ __all__ = [
     "draw_marginals_of",
     "examine",
     "flat",
+    "groups_of",
     "measure",
     "numbers_that_matter",
     "one_of_each",
@@ -246,6 +247,14 @@ GROUPS = {
 }
 
 
+def groups_of(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Columns of figure 13, rotation, shifts, and everything; or of figure 14, each colour parameter alone."""
+    groups = {title: group for title, group in GROUPS.items() if set(group) <= set(names)}
+    if not set(names) <= {"hue", "saturation", "value"} and tuple(names) not in groups.values():
+        groups["all together"] = tuple(names)
+    return groups
+
+
 def orbit_blocks(key: jax.Array, sgm: SGM, x: jax.Array) -> dict[str, list[Block]]:
     """For some transformations alone, and for all together: members of each image's orbit, what becomes of them."""
     import jax
@@ -255,9 +264,7 @@ def orbit_blocks(key: jax.Array, sgm: SGM, x: jax.Array) -> dict[str, list[Block
     from sgm_ppl.plots import Block
 
     names = sgm.transform.names
-    groups = {title: group for title, group in GROUPS.items() if set(group) <= set(names) and len(group) < len(names)}
-    affine = len(groups) < 3 or "rotation" in names
-    groups |= {"all together" if len(names) > 1 else f"{names[0]} only": names} if affine else {}
+    groups = groups_of(names)
     columns: dict[str, list[Block]] = {}
     for title, group_key in zip(groups, jax.random.split(key, len(groups)), strict=True):
         move_key, draw_key = jax.random.split(group_key)

@@ -36,9 +36,10 @@ def examine_orbits(key: Array, model: SGM, x: Array, num: int = 10) -> Orbits:
     eta = model.transform.sample(key, (num, x.shape[0]))
     prototypes = np.stack([np.asarray(model.prototype(model.move(e, x))) for e in eta]).reshape(num, x.shape[0], -1)
     within = prototypes.var(0, ddof=1).sum(-1)
-    total = prototypes.reshape(-1, prototypes.shape[-1]).var(0, ddof=1).sum()
+    total = max(float(prototypes.reshape(-1, prototypes.shape[-1]).var(0, ddof=1).sum()), 1e-12)  # all empty: ratio 0
     there_and_back = model.move(model.infer(x), model.prototype(x))
-    mass = np.asarray(there_and_back.sum((1, 2, 3)) / x.sum((1, 2, 3)))
+    before, after = (np.asarray(images.sum((1, 2, 3))) for images in (x, there_and_back))
+    mass = np.where(before > 0, after / np.maximum(before, 1e-12), 1.0)  # a blank image has nothing to lose
     return Orbits(float(within.mean() / total), float(np.minimum(mass, 1).mean()), within / total)
 
 

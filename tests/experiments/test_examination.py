@@ -14,7 +14,7 @@ from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.data import Dataset, Split, load
 from sgm_ppl.experiments import Evaluation, Run, degree_of_symmetry, mnist_affine, mnist_colour, sprite_truth
-from sgm_ppl.experiments.examination import examine, one_of_each, orbit_blocks, training_of
+from sgm_ppl.experiments.examination import examine, groups_of, one_of_each, orbit_blocks, training_of
 from sgm_ppl.experiments.mnist_colour import MnistColour, without_hue
 from sgm_ppl.experiments.sgm import PRESETS, summary
 from sgm_ppl.files import jsonable
@@ -96,8 +96,13 @@ def test_orbit_blocks_have_one_prototype_each(blobs, key):
         np.testing.assert_allclose(block.examples[0], image, atol=1e-5)
         assert np.abs(block.examples - block.examples[0]).max() > 0.2
         assert np.abs(block.prototypes - block.prototypes[0]).max() < 0.1
-    names = list(orbit_blocks(key, known_sgm(Affine(), (12, 12, 1)), jnp.asarray(blobs.test.images[:1])))
-    assert names == ["rotation only", "shifts only", "all together"]
+
+
+def test_columns_of_orbits():
+    assert list(groups_of(Affine().names)) == ["rotation only", "shifts only", "all together"]
+    assert list(groups_of(Colour().names)) == ["hue only", "saturation only", "value only"]
+    assert list(groups_of(("rotation",))) == ["rotation only"]
+    assert groups_of(("scale_x", "hue")) == {"hue only": ("hue",), "all together": ("scale_x", "hue")}
 
 
 def test_as_many_of_each_class():
