@@ -222,7 +222,7 @@ def _representation(
     features = numpyro.deterministic("features", invariant.features(complementary))
 
     def representation(y: Array) -> Array:
-        mine = weights[np.arange(count), y]  # [..., n, k]
+        mine = jnp.asarray(weights)[np.arange(count), y]  # [..., n, k]
         return invariant.summarise(jnp.einsum("...k,...kf->...f", mine, features[y]))
 
     return representation

@@ -31,7 +31,7 @@ from sgm_ppl.models.equivae_trained import EquiVAE
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 CLASSES = 3
-NETS = EquiVAENets((4, 4, 1), classes=CLASSES, latent=1, filters=(2, 3), dense=(4, 3), class_probs=(0.5, 0.3, 0.2))
+NETS = EquiVAENets((4, 4, 1), classes=CLASSES, latent=1, filters=(2, 3), dense=(12, 8), class_probs=(0.5, 0.3, 0.2))
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 2, size=(3, 4, 4, 1)).astype(np.float32)
 Y = np.array([2, 0, 1])
@@ -87,8 +87,9 @@ class Exact:
 
     @property
     def elbos(self) -> np.ndarray:
-        """The labelled bound of every class, [n, class], by Gauss-Hermite quadrature."""
-        nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+        """The labelled bound of every class, [n, class]. The networks have kinks, so that a fine grid is best."""
+        nodes = np.linspace(-6, 6, 1201)
+        weights = stats.norm.pdf(nodes)
         likelihood = self.log_likelihood(self.mean[..., None] + self.scale[..., None] * nodes)
         return likelihood @ weights / weights.sum() - self.kl + self.log_prior
 
@@ -110,15 +111,17 @@ def test_the_example_is_no_special_case(exact):
     assert np.ptp(exact.q, axis=1).min() > 0.02
     assert (np.abs(exact.scale - 1) > 0.01).all()
     assert (exact.log_joint >= exact.elbos).all()
+    v = np.broadcast_to(np.linspace(-2, 2, 5), (3, CLASSES, 5))
+    assert np.ptp(exact.log_likelihood(v), axis=-1).min() > 0.05
 
 
-def test_labelled_bound_is_its_expectation_by_quadrature(params, exact):
+def test_labelled_bound_is_its_expectation_over_v(params, exact):
     draws = jax.jit(
         jax.vmap(
             lambda key: labelled_bound(key, params, jnp.asarray(X), jnp.asarray(Y), jnp.asarray(WEIGHTS), **SHARED)
         )
-    )(jax.random.split(jax.random.key(0), 4000))
-    elbo = np.asarray(draws.elbo)
+    )(jax.random.split(jax.random.key(0), 2000))
+    elbo = np.asarray(draws.elbo, np.float64)
     error = elbo.std(0) / np.sqrt(len(elbo))
     wanted = exact.elbos[np.arange(3), Y]
     assert (np.abs(elbo.mean(0) - wanted) < 4 * error + 1e-4).all()
@@ -149,10 +152,11 @@ def test_bounds_with_and_without_label_are_consistent(params, exact):
     """E L_unlab = Σ q (E L_lab − log q) <= logsumexp_y E L_lab, with equality at q ∝ exp(E L_lab), and that <= log p(x)."""
     draws = jax.jit(
         jax.vmap(lambda key: unlabelled_bound(key, params, jnp.asarray(X), jnp.asarray(WEIGHTS), **SHARED).elbo)
-    )(jax.random.split(jax.random.key(1), 4000))
-    error = np.asarray(draws).std(0) / np.sqrt(len(draws))
+    )(jax.random.split(jax.random.key(1), 2000))
+    elbo = np.asarray(draws, np.float64)
+    error = elbo.std(0) / np.sqrt(len(elbo))
     expected = (exact.q * (exact.elbos - np.log(exact.q))).sum(1)
-    assert (np.abs(np.asarray(draws).mean(0) - expected) < 4 * error + 1e-4).all()
+    assert (np.abs(elbo.mean(0) - expected) < 4 * error + 1e-4).all()
     best = np.exp(exact.elbos - logsumexp(exact.elbos, axis=1, keepdims=True))
     np.testing.assert_allclose((best * (exact.elbos - np.log(best))).sum(1), logsumexp(exact.elbos, axis=1))
     assert (expected < logsumexp(exact.elbos, axis=1)).all()
