@@ -93,6 +93,14 @@ EXPERIMENTS = {
         "sgm_ppl.experiments.joint_rotation:JointRotation",
         "rotated digits and the joint model of 2022 (Joint-2022 figures 5 and 6)",
     ),
+    "conjectures": Entry(
+        "sgm_ppl.experiments.conjectures:Conjectures",
+        "why priors are flexible, prototypes invariant, and the one depends on the other (Joint-2022 figures 2 to 4)",
+    ),
+    "elbo-vs-two-stage": Entry(
+        "sgm_ppl.experiments.elbo_vs_two_stage:ElboVsTwoStage",
+        "one program trained by the joint bound and in two stages, for growing families (SGM appendix A)",
+    ),
 }
 
 
