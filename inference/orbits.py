@@ -72,7 +72,7 @@ def transformations_present(
     for i, (name, bound) in enumerate(zip(model.transform.names, model.transform.eta_max, strict=True)):
         values, period = draws[..., i], PERIODS.get(name)
         spread = float(np.sqrt(np.mean([spread_of(v, period) ** 2 for v in values])))
-        share = spread * np.sqrt(3) / bound
+        share = float(spread * np.sqrt(3) / bound)
         modes = float(np.mean([count_modes(v, bound, period) for v in values]))
         rows.append(Presence(name, spread, share, modes, share > threshold))
     return rows
