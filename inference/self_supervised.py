@@ -48,7 +48,7 @@ class SelfSupervised(ELBO):
 
     agreement: weight of −τ log Σ_hh' w_h w_h' exp(−error_hh' / τ), the chance that both views choose alike. The expected error
         hardly moves weights that are sure and wrong; a logarithm does.
-    anchor: weight of `distance_to_natural_pose`. The paper does not say which member of an orbit becomes the prototype.
+    anchor: weight of `distance_to_natural_pose`, for guides with a site "pose". The paper does not say which member of an orbit becomes the prototype.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class SelfSupervised(ELBO):
         seen = jnp.concatenate(images)
 
         program = handlers.seed(handlers.substitute(guide, data=param_map), guide_key)
-        q = handlers.trace(program).get_trace(seen.reshape(-1, *x.shape[1:]), **kwargs)["eta"]["fn"]
-        log_weights, eta = hypotheses(q, draw_key if self.probabilistic else None)
+        trace = handlers.trace(program).get_trace(seen.reshape(-1, *x.shape[1:]), **kwargs)
+        log_weights, eta = hypotheses(trace["eta"]["fn"], draw_key if self.probabilistic else None)
         per_batch = seen.shape[:2]
         every = _View(seen, log_weights.reshape(*per_batch, -1), eta.reshape(*per_batch, *eta.shape[-2:]))
 
@@ -101,9 +101,9 @@ class SelfSupervised(ELBO):
         loss = self._disagreement(first, second)
         if self.invertibility:
             loss += self.invertibility * self._information_lost(last)
-        if self.anchor:
-            natural = distance_to_natural_pose(self.transform, x, eta_rnd, every.eta[:batches])
-            loss += self.anchor * natural.mean()
+        if self.anchor and "pose" in trace:
+            pose = jax.tree.map(lambda a: a.reshape(*per_batch, *a.shape[1:])[:batches], trace["pose"]["value"])
+            loss += self.anchor * distance_to_natural_pose(self.transform, x, eta_rnd, pose).mean()
         return {"loss": loss, "mutable_state": None}
 
     def _disagreement(self, first: _View, second: _View) -> Array:

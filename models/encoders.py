@@ -14,6 +14,7 @@ from numpyro.contrib.module import flax_module
 from numpyro.distributions.transforms import AffineTransform, SigmoidTransform
 
 from sgm_ppl.nets import MLP, LearntScale, flatten_images
+from sgm_ppl.transforms import AffineElement
 
 __all__ = ["Guess", "PlainEncoder", "prototype_guide"]
 
@@ -24,6 +25,7 @@ class Guess(NamedTuple):
     logits: Array  # [..., hypothesis]
     loc: Array  # [..., hypothesis, dim]
     scale: Array  # [dim]
+    pose: AffineElement | None = None  # [..., hypothesis]: what η_h would be if the family had every affine map
 
 
 class PlainEncoder(nn.Module):
@@ -50,7 +52,9 @@ def prototype_guide(
     """
     network = flax_module("encoder", encoder, x)
     rngs = {"dropout": numpyro.prng_key()} if train else {}
-    logits, loc, sigma = network(x, train=train, rngs=rngs)
+    logits, loc, sigma, pose = network(x, train=train, rngs=rngs)
+    if pose is not None:
+        numpyro.deterministic("pose", pose)
     one = loc.shape[-2] == 1
     q: dist.Distribution = dist.Normal(loc[..., 0, :] if one else loc, scale * sigma).to_event(1)
     if bounds is not None:

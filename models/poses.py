@@ -34,14 +34,14 @@ class PoseEncoder(nn.Module):
     """η_h = log(A_h G_ω(A_h⁻¹ x)): frames A_h from moments, corrections G and scores w_h from a network.
 
     The frames follow x exactly (`whitening_frames`), so A_h⁻¹(x) is the same picture for all of an orbit, and a network that
-    looks at it cannot but give the orbit nearly one answer. It learns which of the frames' quarter turns to take and how a
-    prototype should stand; the numbers of the frame beside the picture tell it what the family without shear cannot undo,
-    and where the border has cut something off. Centre and size of prototypes are those of the moments, but for a little. No
-    gradient goes through what the network looks at.
+    looks at it cannot but give the orbit nearly one answer: which of the frames' quarter turns to take, and how the prototype
+    stands, turned and stretched. What depends on the frame as well is little: how far to trust the stretch, of which the
+    family without shear undoes a part only, and what the border cut off. Centre and size of prototypes are those of the
+    moments, but for a little. No gradient goes through what the network looks at.
     """
 
     transform: Affine
-    hidden: Sequence[int] = (1024, 512, 256)
+    hidden: Sequence[int] = (512, 256, 128)
     hypotheses: int = 4
     size: float = 0.29
     initial_scale: float = 0.01
@@ -52,20 +52,35 @@ class PoseEncoder(nn.Module):
         frames = jax.lax.stop_gradient(
             whitening_frames(x, self.hypotheses, self.size) if turns else upright_frames(x, self.size)
         )
-        look = jnp.concatenate([_turned_views(x, frames), _frame_features(frames)], -1)
-        answer = MLP(self.hidden, 7, zero_init_last=True)(jax.lax.stop_gradient(look), train=train)
-        score, turn, aspect, shear, grow, right, down = jnp.moveaxis(answer, -1, 0)
-
-        stretch = jnp.stack(
-            [jnp.exp(0.3 * aspect), 0.3 * shear * turns, jnp.zeros_like(shear), jnp.exp(-0.3 * aspect)], -1
+        views = jax.lax.stop_gradient(_turned_views(x, frames))
+        *hidden, width = self.hidden
+        seen = nn.gelu(MLP(hidden, width, name="look")(views, train=train))
+        score, turn, along, across = jnp.moveaxis(
+            nn.Dense(4, kernel_init=nn.initializers.zeros, name="stand")(seen), -1, 0
         )
-        linear = stretch.reshape(*shear.shape, 2, 2) @ rotation_matrix(turn * turns)
-        inverse = jnp.linalg.inv(linear)
-        spread = inverse @ jnp.swapaxes(inverse, -1, -2)  # covariance of the prototype, in units of size²
+        beside = jnp.concatenate([seen, _frame_features(frames)], -1)
+        trust, grow, right, down = jnp.moveaxis(
+            MLP((64,), 4, zero_init_last=True, name="adjust")(beside, train=train), -1, 0
+        )
+
+        if not turns:
+            turn, across = jnp.zeros_like(turn), jnp.zeros_like(across)
+        linear = _stretch(-along, -across) @ rotation_matrix(turn)
+        spread = rotation_matrix(-turn) @ _stretch(2 * along, 2 * across) @ rotation_matrix(turn)
         growth = jnp.exp(0.1 * jnp.tanh(grow)) * jnp.sqrt(jnp.trace(spread, axis1=-2, axis2=-1) / 2)
         correction = AffineElement(growth[..., None, None] * linear, 0.1 * jnp.stack([right, down], -1))
-        eta = affine_log(frames @ correction, self.transform.names, spread)
-        return Guess(score, eta, LearntScale((self.transform.dim,), self.initial_scale, floor=1e-4, name="scale")())
+        pose = frames @ correction
+        eta = affine_log(pose, self.transform.names, spread, trust=nn.sigmoid(1 + trust))
+        scale = LearntScale((self.transform.dim,), self.initial_scale, floor=1e-4, name="scale")()
+        return Guess(score, eta, scale, pose)
+
+
+def _stretch(along: Array, across: Array) -> Array:
+    """exp [[a, b], [b, −a]]: a stretch of determinant one."""
+    size = jnp.sqrt(along**2 + across**2 + 1e-12)
+    cosh, sinh = jnp.cosh(size), jnp.sinh(size) / size
+    parts = [cosh + sinh * along, sinh * across, sinh * across, cosh - sinh * along]
+    return jnp.stack(parts, -1).reshape(*along.shape, 2, 2)
 
 
 def _turned_views(x: Array, frames: AffineElement) -> Array:
@@ -133,16 +148,18 @@ class ProductEncoder(nn.Module):
     def __call__(self, x: Array, *, train: bool = False) -> Guess:
         whole, *others = (encoder(x, train=train) for encoder in self.encoders)
         for part in others:
-            logits = whole.logits[..., :, None] + part.logits[..., None, :]
-            loc = jnp.concatenate(
-                [
-                    jnp.broadcast_to(whole.loc[..., :, None, :], (*logits.shape, whole.loc.shape[-1])),
-                    jnp.broadcast_to(part.loc[..., None, :, :], (*logits.shape, part.loc.shape[-1])),
-                ],
-                -1,
-            )
-            flat = (*logits.shape[:-2], -1)
+            count, more = whole.logits.shape[-1], part.logits.shape[-1]
+            first, second = jnp.divmod(jnp.arange(count * more), more)
             whole = Guess(
-                logits.reshape(flat), loc.reshape(*flat, loc.shape[-1]), jnp.concatenate([whole.scale, part.scale])
+                whole.logits[..., first] + part.logits[..., second],
+                jnp.concatenate([whole.loc[..., first, :], part.loc[..., second, :]], -1),
+                jnp.concatenate([whole.scale, part.scale]),
+                _chosen(whole.pose, first) or _chosen(part.pose, second),
             )
         return whole
+
+
+def _chosen(pose: AffineElement | None, which: Array) -> AffineElement | None:
+    if pose is None:
+        return None
+    return AffineElement(pose.linear[..., which, :, :], pose.shift[..., which, :])

@@ -81,15 +81,17 @@ def upright_frames(x: Array, size: float) -> AffineElement:
     return AffineElement((spread[..., None] * np.eye(2))[..., None, :, :], centre[..., None, :])
 
 
-def affine_log(element: AffineElement, names: tuple[str, ...], weight: Array | None = None) -> Array:
+def affine_log(
+    element: AffineElement, names: tuple[str, ...], weight: Array | None = None, trust: Array | float = 1.0
+) -> Array:
     """η, named by `names`, of the element of that family nearest to the given one; exact where it is a member.
 
     Without shear a linear part [[p, c], [-c, q]] is wanted, and the one nearest in the mean over coordinates of covariance
-    `weight` is taken. Half a turn with unequal scales has no real logarithm; there, one scale serves both.
+    `weight` is taken; `trust` is the share of p − q that is kept. Half a turn with unequal scales has no real logarithm; there, one scale serves both.
     """
     linear = element.linear
     if "shear" not in names and {"rotation", "scale_x", "scale_y"} <= set(names):
-        linear = _without_shear(linear, jnp.eye(2) if weight is None else weight)
+        linear = _without_shear(linear, jnp.eye(2) if weight is None else weight, trust)
     logarithm = _log(linear)
     parts = {
         "rotation": (logarithm[..., 0, 1] - logarithm[..., 1, 0]) / 2,
@@ -109,14 +111,15 @@ def affine_log(element: AffineElement, names: tuple[str, ...], weight: Array | N
     return jnp.stack([{**kept, "shift_x": shift_x, "shift_y": shift_y}[name] for name in names], -1)
 
 
-def _without_shear(linear: Array, covariance: Array) -> Array:
-    """argmin over Z = [[p, c], [-c, q]] of tr (Z − K) C (Z − K)ᵀ."""
+def _without_shear(linear: Array, covariance: Array, trust: Array | float = 1.0) -> Array:
+    """argmin over Z = [[p, c], [-c, q]] of tr (Z − K) C (Z − K)ᵀ, with p − q made smaller by the factor `trust`."""
     a, b, d = covariance[..., 0, 0], covariance[..., 0, 1], covariance[..., 1, 1]
     k11, k12, k21, k22 = (linear[..., i, j] for i in (0, 1) for j in (0, 1))
     c = (d * k12 - a * k21) / (a + d)
     p = k11 - b / a * (c - k12)
     q = k22 + b / d * (c + k21)
-    return jnp.stack([p, c, -c, q], -1).reshape(linear.shape)
+    mean, difference = (p + q) / 2, trust * (p - q) / 2
+    return jnp.stack([mean + difference, c, -c, mean - difference], -1).reshape(linear.shape)
 
 
 def _log(linear: Array) -> Array:

@@ -270,7 +270,6 @@ def test_stage_one_options_reach_the_objective(images):
         replace(plain, bounded=True),
         replace(plain, blur=3.0),
         replace(plain, agreement=1.0),
-        replace(plain, anchor=1.0),
     ]
     losses = [
         train_encoder(
