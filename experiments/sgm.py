@@ -49,8 +49,8 @@ def preset_of(kind: Kind, preset: Preset) -> dict[str, Any]:
 
 
 PRESETS: dict[Preset, TrainSgm] = {
-    "smoke": TrainSgm(train=100, **preset_of("affine", "smoke")),
-    "laptop": TrainSgm(**preset_of("affine", "laptop")),
+    "smoke": TrainSgm(train=100, **preset_of("digits", "smoke")),
+    "laptop": TrainSgm(**preset_of("digits", "laptop")),
     "paper": TrainSgm(data="mnist", rotate=15.0, **preset_of("affine", "paper")),
 }
 
