@@ -167,7 +167,8 @@ def summary(metrics: Mapping[str, Any], folder: Path) -> Iterator[str]:
     plain = metrics["without_symmetry"]
     yield f"largest rotation  learnt variance  added (digits {', '.join(map(str, WITHOUT_SYMMETRY))})  over θ²/3"
     for i, angle in enumerate(metrics["angles"]):
-        added, ratio = float(plain["added"][i]), float(plain["over_expected"][i])
-        yield f"±{angle:<16g} {float(metrics['variance'][i]):<16.4f} {added:<28.4f} {ratio:.2f}"
+        added = float(plain["added"][i])
+        ratio = f"{float(plain['over_expected'][i]):.2f}" if angle else "—"
+        yield f"±{angle:<16g} {float(metrics['variance'][i]):<16.4f} {added:<28.4f} {ratio}"
     yield f"\nThe learnt variance {'rises' if metrics['rises'] else 'does not always rise'} with the rotation in the data."
     yield f"The report: {folder / REPORT}"

@@ -45,7 +45,7 @@ def test_everything_is_inside(tmp_path):
     (tmp_path / "figure.png").write_bytes(PNG)
     text, page = report(tmp_path, [Picture(tmp_path / "figure.png", "What it shows.")])
     (tmp_path / "figure.png").unlink()
-    (source,) = (value for name, value in page.attributes if name == "src")
+    (source,) = (str(value) for name, value in page.attributes if name == "src")
     assert base64.b64decode(source.removeprefix("data:image/png;base64,")) == PNG
     assert not re.search(r"https?://|@import|<script|<link", text)
     assert not [value for name, value in page.attributes if name in ("href", "srcset")]

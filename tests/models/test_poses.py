@@ -1,6 +1,7 @@
 """The warm start: finite for every image, equivariant before any training, an honest mixture, and it sees colours."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,7 @@ def test_degenerate_images_stay_finite(transform):
 
     @jax.jit
     def loss(params):
-        guess = encoder.apply(params, x)
+        guess: Any = encoder.apply(params, x)
         weights = jax.nn.softmax(guess.logits, -1)
         moved = transform(guess.loc).inverse()(x[:, None])
         return (weights[..., None, None, None] * moved**2).sum() + (guess.scale**2).sum()
@@ -67,7 +68,7 @@ def test_degenerate_images_stay_finite(transform):
     value, gradient = jax.value_and_grad(loss)(params)
     assert bool(jnp.isfinite(value))
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
-    guess = encoder.apply(params, x)
+    guess: Any = encoder.apply(params, x)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in guess)
 
 
@@ -90,7 +91,7 @@ def test_hypotheses_are_a_mixture(key):
     guide = handlers.seed(partial(prototype_guide, encoder=encoder), jax.random.key(0))
     trace = handlers.trace(guide).get_trace(x)
     q = trace["eta"]["fn"]
-    guess = encoder.apply({"params": trace["encoder$params"]["value"]}, x)
+    guess: Any = encoder.apply({"params": trace["encoder$params"]["value"]}, x)
     assert guess.logits.shape[-1] > 1
     eta = guess.loc[:, 0] + 0.01
     each = -0.5 * ((eta[:, None] - guess.loc) / guess.scale) ** 2 - jnp.log(guess.scale) - 0.5 * jnp.log(2 * jnp.pi)
