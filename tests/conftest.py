@@ -16,6 +16,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quick_compilation() -> Iterator[None]:
+    """Programs that run once or twice on a few pixels: compiling them takes longer than running them."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture
 def key() -> jax.Array:
     return jax.random.key(0)
