@@ -310,7 +310,7 @@ def _draw_circles(path: Path, panels: dict[str, np.ndarray], folds: dict[str, in
             arc = np.radians(np.linspace(-degrees, degrees, 50) + 360 * fold / folds[name])
             axes.plot([arc[0], *arc, arc[-1]], [0, *np.full(50, true), 0], color=COLOURS[1], linewidth=1.6)
         axes.set_theta_zero_location("N")
-        axes.set(yticks=[], ylim=(0, 1.6 * true))
+        axes.set(yticks=[], ylim=(0, max(1.6 * true, 1.05 * heights.max())))
         axes.set_xticks(np.radians(range(0, 360, 90)), ["0°", "90°", "180°", "−90°"])
         axes.set_title(name, fontsize=9)
     figure.suptitle(f"{title}: learnt (blue) and true (line) density of η", fontsize=10)
