@@ -69,7 +69,7 @@ def test_degenerate_images_stay_finite(transform):
     assert bool(jnp.isfinite(value))
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
     guess: Any = encoder.apply(params, x)
-    assert all(bool(jnp.isfinite(leaf).all()) for leaf in guess)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(guess))
 
 
 def test_the_start_is_equivariant(key):
