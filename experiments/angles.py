@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["as_seen_from", "count_prototypes", "outside", "posterior_over_angles", "symmetric"]
 
 
-def as_seen_from(angle: np.ndarray, low: float = -90.0) -> np.ndarray:
+def as_seen_from(angle: Any, low: float = -90.0) -> Any:
     """Degrees in [low, low + 360): a density on the line has a cut somewhere, here where there is no mass."""
     return (angle - low) % 360 + low
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PRESETS", "Conjectures", "run"]
 
+COPIES = 4  # held-out η for each held-out prototype
 WHOLE = 1.5 * math.pi  # η lies in [-90°, 270°), so that neither mode of an '8' is cut
 
 
@@ -110,23 +111,31 @@ def _digits(data: Dataset, part: str, label: int) -> np.ndarray:
     return symmetric(images) if label == 8 else images
 
 
-def _pairs(config: Conjectures, key: jax.Array, x_hat: np.ndarray, copies: int) -> tuple[np.ndarray, np.ndarray]:
-    """(η, x̂), with x = T_θ(x̂), θ ~ U(-rotate, rotate) and η ~ p(η | x, x̂); η in radians [n, 1]."""
+def _explanations(config: Conjectures, x_hat: np.ndarray) -> np.ndarray:
+    """log p(δ | x̂, x̂) on a grid of angles, [n, angle]: which turns leave x̂ as it is. T_θ(x̂) has the posterior θ + δ."""
     import jax
     import numpy as np
 
-    angle_key, posterior_key = jax.random.split(key)
-    x_hat = np.concatenate([x_hat] * copies)
-    transform = config.transform()
-    bound = math.radians(config.rotate)
-    angle = jax.random.uniform(angle_key, (len(x_hat), 1), minval=-bound, maxval=bound)
-    x = np.asarray(jax.jit(lambda eta, x: transform(eta)(x))(angle, x_hat))
-    eta, _ = posterior_over_angles(posterior_key, transform, x, x_hat)
-    return np.radians(as_seen_from(eta))[:, None].astype(np.float32), x_hat
+    _, every = posterior_over_angles(jax.random.key(0), config.transform(), x_hat, x_hat)
+    return np.log(every + 1e-30)
 
 
-def _fit_prior(config: Conjectures, prior: Any, eta: Any, x_hat: Any, key: jax.Array, run: Run, label: str) -> SGM:
-    """argmax Σ log p(η | x̂), as a model that can be asked."""
+def _draw(config: Conjectures, key: jax.Array, explanations: Any) -> jax.Array:
+    """η ~ p(η | T_θ(x̂), x̂), θ ~ U(-rotate, rotate), in radians [n, 1]."""
+    import jax
+    import jax.numpy as jnp
+
+    angle_key, which_key, within_key = jax.random.split(key, 3)
+    count, angles = explanations.shape
+    angle = jax.random.uniform(angle_key, (count,), minval=-config.rotate, maxval=config.rotate)
+    step = 360 / angles
+    turn = step * jax.random.categorical(which_key, explanations) - 180
+    within = step * jax.random.uniform(within_key, (count,), minval=-0.5, maxval=0.5)
+    return jnp.radians(as_seen_from(angle + turn + within))[:, None]
+
+
+def _fit_prior(config: Conjectures, prior: Any, x_hat: np.ndarray, key: jax.Array, run: Run, label: str) -> SGM:
+    """argmax E log p(η | x̂), with new η in every step, as a model that can be asked."""
     from numpyro.infer import SVI, Trace_ELBO
 
     from sgm_ppl.inference import fit
@@ -135,7 +144,12 @@ def _fit_prior(config: Conjectures, prior: Any, eta: Any, x_hat: Any, key: jax.A
 
     svi = SVI(partial(prior_of_pairs, prior=prior), nothing, config.priors.optimiser(), Trace_ELBO())
     schedule = {"steps": config.priors.steps, "batch_size": config.priors.batch_size}
-    result = fit(svi, (eta, x_hat), key=key, out=run.folder, label=label, **schedule)
+
+    def prepare(key: jax.Array, step: jax.Array, explanations: jax.Array, x_hat: jax.Array) -> tuple[tuple, dict]:
+        return (_draw(config, key, explanations), x_hat), {}
+
+    rows = (_explanations(config, x_hat), x_hat)
+    result = fit(svi, rows, key=key, prepare=prepare, out=run.folder, label=label, **schedule)
     return SGM(config.transform(eta_max=(WHOLE,)), bind(prior, result.params), nothing, tuple(x_hat.shape[1:]))
 
 
@@ -162,10 +176,10 @@ def _flexible(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> d
 
     from sgm_ppl.models.joint_priors import mixture_prior
 
-    train_key, test_key, fit_key, draw_key, real_key = jax.random.split(key, 5)
-    eta, x_hat = _pairs(config, train_key, _digits(data, "train", 8), 4)
-    held_eta, held = _pairs(config, test_key, _digits(data, "test", 8), 4)
+    test_key, fit_key, draw_key = jax.random.split(key, 3)
     shown = _digits(data, "test", 8)
+    held = np.repeat(shown, COPIES, 0)
+    held_eta = _draw(config, test_key, _explanations(config, held))
     whole = config.transform(eta_max=(WHOLE,))
     priors = {
         "Normal": mixture_prior(whole, 1, config.prior_hidden),
@@ -175,7 +189,7 @@ def _flexible(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> d
     metrics: dict[str, Any] = {"ideal_log_prob": -math.log(4 * math.radians(config.rotate))}
     drawn = {}
     for name, prior in priors.items():
-        sgm = _fit_prior(config, prior, eta, x_hat, fit_key, run, f"flexible-{name.lower()}")
+        sgm = _fit_prior(config, prior, _digits(data, "train", 8), fit_key, run, f"flexible-{name.lower()}")
         draws = np.degrees(np.asarray(sgm.draw_eta(draw_key, shown, config.draws)))[..., 0]
         log_prob = np.asarray(sgm.log_prob(held_eta, held))
         metrics[name] = {
@@ -185,9 +199,9 @@ def _flexible(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> d
         }
         drawn[name] = draws.reshape(-1)
     real = data.test.images[data.test.labels == 8]
-    _, everything = posterior_over_angles(real_key, config.transform(), real, real)
-    grid = np.linspace(-180, 180, everything.shape[1], endpoint=False)
-    metrics["half_turn_mass_of_real_eights"] = float(everything[:, np.abs(grid) > 90].sum(1).mean())
+    every = np.exp(_explanations(config, real))
+    grid = np.linspace(-180, 180, every.shape[1], endpoint=False)
+    metrics["half_turn_mass_of_real_eights"] = float(every[:, np.abs(grid) > 90].sum(1).mean())
     panels = {f"{name}: {metrics[name]['outside']:.0%} outside": values for name, values in drawn.items()}
     _draw_circles(run.figure("conjecture_1"), panels, dict.fromkeys(panels, 2), config.rotate, "Symmetric '8's")
     return metrics
@@ -242,22 +256,22 @@ def _dependent(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> 
     from sgm_ppl.models.joint_priors import blind
     from sgm_ppl.plots import draw_rows
 
-    keys = jax.random.split(key, 6)
-    train = [_pairs(config, keys[i], _digits(data, "train", label), 4) for i, label in enumerate((2, 8))]
-    test = [_pairs(config, keys[2 + i], _digits(data, "test", label), 4) for i, label in enumerate((2, 8))]
-    eta, x_hat = (np.concatenate(parts) for parts in zip(*train, strict=True))
-    shown = {2: _digits(data, "test", 2), 8: _digits(data, "test", 8)}
+    test_key, fit_key, draw_key = jax.random.split(key, 3)
+    x_hat = np.concatenate([_digits(data, "train", label) for label in (2, 8)])
+    shown = {label: _digits(data, "test", label) for label in (2, 8)}
+    held = np.repeat(np.concatenate([*shown.values()]), COPIES, 0)
+    held_eta = _draw(config, test_key, _explanations(config, held))
     metrics: dict[str, Any] = {}
     drawn, folds, pictures = {}, {}, {"x̂": shown[2][:10]}
     for name, title, prior in (
         ("without", "p(η)", blind(_flow(config))),
         ("with", "p(η | x̂)", _flow(config)),
     ):
-        sgm = _fit_prior(config, prior, eta, x_hat, keys[4], run, f"dependent-{name}")
+        sgm = _fit_prior(config, prior, x_hat, fit_key, run, f"dependent-{name}")
         angles = {
-            label: np.degrees(np.asarray(sgm.draw_eta(keys[5], x, config.draws)))[..., 0] for label, x in shown.items()
+            label: np.degrees(np.asarray(sgm.draw_eta(draw_key, x, config.draws)))[..., 0] for label, x in shown.items()
         }
-        log_prob = np.concatenate([np.asarray(sgm.log_prob(*pairs)) for pairs in test])
+        log_prob = np.asarray(sgm.log_prob(held_eta, held))
         upside_down = np.abs((angles[2] + 180) % 360 - 180) > 90
         metrics[name] = {
             "log_prob": float(log_prob.mean()),

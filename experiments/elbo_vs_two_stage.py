@@ -164,8 +164,13 @@ def run(
     draw(rows, run.figure("elbo_vs_two_stage"))
     _report(rows, run)
     print(f"\n{text}")
-    columns = [field.name for field in dataclasses.fields(Summary)]
-    return {"cells": len(cells), "table": {name: [getattr(row, name) for row in rows] for name in columns}}
+    columns: dict[str, list[Any]] = {
+        name: [getattr(row, name) for row in rows] for name in ("family", "method", "seeds")
+    }
+    for name in COLUMNS:
+        columns[name] = [row.mean[name] for row in rows]
+        columns[f"{name}_standard_error"] = [row.standard_error[name] for row in rows]
+    return {"cells": len(cells), "table": columns}
 
 
 # --- One cell ---------------------------------------------------------------------------------------------------------
