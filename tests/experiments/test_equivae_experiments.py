@@ -68,7 +68,7 @@ def test_semi_supervised_leaves_a_table(data, tmp_path, monkeypatch):
     assert equivae_semi.run(config, run)["error"] == metrics["error"]
 
 
-@pytest.mark.parametrize("labels", [None, 4])
+@pytest.mark.parametrize("labels", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_training_can_be_evaluated(data, tmp_path, labels):
     """The bound is on log p(x, y) with all labels, and on log p(x) where some are missing."""
     config = small(equivae.PRESETS["smoke"], data, labels=labels, likelihood="gaussian" if labels else "bernoulli")
