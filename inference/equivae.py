@@ -55,7 +55,7 @@ def labelled_bound(
     key: Array,
     params: Mapping[str, Any],
     x: Array,
-    y: Array,
+    y: Array | np.ndarray,
     weights: Array | None = None,
     *,
     complementary: Array,
@@ -274,7 +274,7 @@ def _validation(
     draw_key, choose_key, bound_key = jax.random.split(key, 3)
     others = jax.jit(pool.draw, static_argnums=1)(draw_key, recipe.per_class)
     weights = choose(choose_key, others, jnp.full(len(x), NOBODY), recipe.m_max)
-    there = (others.index != NOBODY)[..., None]
+    there = (others.members != NOBODY)[..., None]
 
     @jax.jit
     def validate(params: dict[str, Any]) -> dict[str, Array]:

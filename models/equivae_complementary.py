@@ -26,13 +26,15 @@ class Complementary(NamedTuple):
     """Images that stand for their class, and where they are in the pool."""
 
     images: Array  # [class, k, height, width, channel]
-    index: Array  # [class, k], NOBODY where a class has fewer than k images
+    members: Array  # [class, k], NOBODY where a class has fewer than k images
 
 
 def check_class_labels(labels: Any, count: int, classes: int) -> np.ndarray:
     """`labels` as int32 [count] in 0..classes − 1, or a ValueError that says what is wrong with them."""
     if labels is None:
-        raise ValueError("EquiVAE learns what a class has in common from labels, and there are none. Take data with labels.")
+        raise ValueError(
+            "EquiVAE learns what a class has in common from labels, and there are none. Take data with labels."
+        )
     found = np.asarray(labels)
     if found.shape != (count,):
         raise ValueError(f"There must be one label for each of the {count} images; got shape {found.shape}.")
@@ -87,14 +89,16 @@ class LabelledPool:
         """p(y): the relative frequency of each class.  EquiVAE section 2."""
         return tuple((np.bincount(self.labels, minlength=self.classes) / len(self.labels)).tolist())
 
-    def take(self, index: Array) -> Array:
+    def take(self, index: Array | np.ndarray) -> Array:
         """The images at `index`, as floats in [0, 1]."""
         return _expand(jnp.asarray(self.images)[index])
 
     def draw(self, key: Array, per_class: int) -> Complementary:
         """`per_class` images of each class, without replacement, or all of a class that has fewer."""
         if per_class < 2:
-            raise ValueError(f"An image needs another one of its class: draw two of each class or more; got {per_class}.")
+            raise ValueError(
+                f"An image needs another one of its class: draw two of each class or more; got {per_class}."
+            )
         scores = jnp.where(self.members == NOBODY, -1.0, jax.random.uniform(key, self.members.shape))
         _, order = jax.lax.top_k(scores, min(per_class, self.members.shape[1]))
         index = jnp.take_along_axis(jnp.asarray(self.members), order, axis=1)
@@ -106,7 +110,7 @@ def choose(key: Array, complementary: Complementary, own: Array, m: Array | int)
 
     own: where the n images are in the pool, NOBODY if they are not. m may be traced; a class that has fewer takes all.
     """
-    index = complementary.index
+    index = complementary.members
     scores = jax.random.uniform(key, (own.shape[0], *index.shape))
     scores = jnp.where((index == NOBODY) | (index == own[:, None, None]), -1.0, scores)
     better = (scores[..., None, :] > scores[..., :, None]).sum(-1)

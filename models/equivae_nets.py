@@ -45,7 +45,7 @@ class ImageEncoder(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        shapes = sizes(*x.shape[-3:-1], len(self.filters))
+        shapes = sizes(x.shape[-3], x.shape[-2], len(self.filters))
         x = nn.relu(Conv5x5(self.filters[0], "same", kernel_init=RELU_INIT)(fold(x)))
         for (height, width), features in zip(shapes[:-1], self.filters[1:], strict=True):
             if (height, width) != shapes[0]:  # the first convolution has left its result folded
@@ -63,8 +63,8 @@ class ImageDecoder(nn.Module):
 
     @nn.compact
     def __call__(self, r: Array, v: Array) -> Array:
-        *size, colours = self.image_shape
-        shapes = sizes(*size, len(self.filters))
+        *_, colours = self.image_shape
+        shapes = sizes(self.image_shape[0], self.image_shape[1], len(self.filters))
         wide, narrow = self.dense
         parts = [nn.relu(nn.Dense(narrow, kernel_init=RELU_INIT)(part)) for part in (r, v)]
         batch = jnp.broadcast_shapes(*(part.shape[:-1] for part in parts))

@@ -75,7 +75,7 @@ class Exact:
         features = np.asarray(invariant.features(jnp.asarray(COMPLEMENTARY)))
         means = np.einsum("nyk,ykf->nyf", WEIGHTS, features)
         self.r = np.asarray(invariant.summarise(means))  # [n, class, 1]
-        qs = [style(jnp.asarray(X), self.r[:, y]) for y in range(CLASSES)]
+        qs = [style(jnp.asarray(X), jnp.asarray(self.r[:, y])) for y in range(CLASSES)]
         self.mean, self.scale = (
             np.stack([np.asarray(getattr(q.base_dist, name)) for q in qs], 1)[..., 0] for name in ("loc", "scale")
         )
@@ -86,7 +86,7 @@ class Exact:
     def log_likelihood(self, v: np.ndarray) -> np.ndarray:
         """log p(x | r_y, v) for v [n, class, points], the same shape."""
         r = np.broadcast_to(self.r, v.shape)[..., None]
-        logits = np.asarray(self.decoder(r, v[..., None].astype(np.float32)), np.float64)[..., 0]
+        logits = np.asarray(self.decoder(jnp.asarray(r), jnp.asarray(v[..., None], jnp.float32)), np.float64)[..., 0]
         x = X[:, None, None, :, :, 0]
         return -(x * np.logaddexp(0, -logits) + (1 - x) * np.logaddexp(0, logits)).sum((-1, -2))
 
@@ -301,7 +301,7 @@ def test_questions_that_have_no_answer_are_explained(supervised):
     with pytest.raises(ValueError, match=r"Supervised training has no q\(y \| x\)"):
         model.class_probs(x, by="posterior")
     with pytest.raises(ValueError, match="'distance', 'classifier', 'posterior'; got 'magic'"):
-        model.class_probs(x, by="magic")  # type: ignore[arg-type]
+        model.class_probs(x, by="magic")
     with pytest.raises(ValueError, match=r"one of 2 classes; image 0 has 7"):
         model.sample(jax.random.key(0), [7])
     with pytest.raises(ValueError, match="at least 2; got 1"):
@@ -331,7 +331,7 @@ def test_semi_supervised_training_uses_unlabelled_images():
 def test_a_classifier_learns_from_labels_alone():
     x, y = bars(100, 0)
     network = LabelPosterior(2, (4, 4), 16, (8,), dropout=0.1)
-    options = {"steps": 100, "learning_rate": 1e-2, "progress": False}
+    options: dict[str, Any] = {"steps": 100, "learning_rate": 1e-2, "progress": False}
     params = fit_classifier(x, y, network, classes=2, key=jax.random.key(0), **options)
     x, y = bars(60, 6)
     assert error_rate(np.asarray(network.apply({"params": params}, x)).argmax(-1), y) < 0.1
@@ -351,6 +351,6 @@ def test_choose_is_what_training_uses(supervised):
     """The weights of a batch keep every image out of its own r; see tests/models for the rest."""
     pool = LabelledPool.of(*bars(100, 0), 2)
     drawn = pool.draw(jax.random.key(0), 8)
-    own = drawn.index[:, :4].reshape(-1)
+    own = drawn.members[:, :4].reshape(-1)
     weights = choose(jax.random.key(1), drawn, own, 7)
-    assert float((weights * (drawn.index == own[:, None, None])).sum()) == 0
+    assert float((weights * (drawn.members == own[:, None, None])).sum()) == 0

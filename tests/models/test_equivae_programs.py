@@ -60,7 +60,7 @@ def test_convolution_equals_flax_with_gradients(kind, flax, size):
 
 
 def test_folding_puts_blocks_into_channels_and_back():
-    x = RNG.normal(size=(2, 4, 6, 3)).astype(np.float32)
+    x = jnp.asarray(RNG.normal(size=(2, 4, 6, 3)), jnp.float32)
     np.testing.assert_array_equal(unfold(fold(x)), x)
     np.testing.assert_array_equal(fold(x)[0, 1, 2], x[0, 2:4, 4:6].reshape(-1))
     np.testing.assert_array_equal(unfold(fold(x[:, :3, :5]))[:, :3, :5], x[:, :3, :5])
@@ -144,7 +144,7 @@ def params(pool) -> dict:
 def test_an_image_takes_m_others_of_each_class_and_never_itself(pool):
     drawn = pool.draw(KEY, 3)
     assert drawn.images.shape == (2, 3, 4, 4, 1)
-    for y, row in enumerate(np.asarray(drawn.index)):
+    for y, row in enumerate(np.asarray(drawn.members)):
         assert len(set(row.tolist())) == 3  # without replacement
         assert (LABELS[row] == y).all()
         np.testing.assert_allclose(drawn.images[y], IMAGES[row], atol=1e-6)
@@ -152,11 +152,11 @@ def test_an_image_takes_m_others_of_each_class_and_never_itself(pool):
     compiled = jax.jit(choose)
     for m in (1, 2, 3, 9):
         weights = np.asarray(compiled(jax.random.key(m), drawn, own, m))
-        there = np.asarray(drawn.index)[None] == np.asarray(own)[:, None, None]
+        there = np.asarray(drawn.members)[None] == np.asarray(own)[:, None, None]
         assert (weights[there] == 0).all()
         np.testing.assert_array_equal((weights > 0).sum(-1), np.minimum(m, 3 - there.sum(-1)))
         np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
-    assert compiled._cache_size() == 1  # m is data
+    assert compiled._cache_size() == 1  # type: ignore[attr-defined]  # m is data
 
 
 def test_every_other_image_is_as_likely(pool):
@@ -167,7 +167,7 @@ def test_every_other_image_is_as_likely(pool):
     def once(key):
         drawn = pool.draw(key, 2)
         weights = choose(jax.random.fold_in(key, 1), drawn, jnp.array([0]), 1)[0]
-        return jax.nn.one_hot(drawn.index, 7).swapaxes(1, 2) @ weights[..., None]
+        return jax.nn.one_hot(drawn.members, 7).swapaxes(1, 2) @ weights[..., None]
 
     shares = np.asarray(once(jax.random.split(jax.random.key(3), 3000)))[..., 0].mean(0)
     sd = np.sqrt(1 / 3 * 2 / 3 / 3000)
@@ -178,10 +178,10 @@ def test_every_other_image_is_as_likely(pool):
 def test_classes_of_two_images_have_each_other(pool):
     small = LabelledPool.of(IMAGES[:5], np.array([0, 1, 0, 0, 1]), 2)
     drawn = small.draw(KEY, 3)
-    assert sorted(np.asarray(drawn.index)[1].tolist()) == [NOBODY, 1, 4]
+    assert sorted(np.asarray(drawn.members)[1].tolist()) == [NOBODY, 1, 4]
     weights = np.asarray(choose(KEY, drawn, jnp.array([1, 4]), 2))
     for row, other in zip(weights[:, 1], (4, 1), strict=True):
-        np.testing.assert_array_equal(row, np.asarray(drawn.index)[1] == other)
+        np.testing.assert_array_equal(row, np.asarray(drawn.members)[1] == other)
     with pytest.raises(ValueError, match="two of each class or more; got 1"):
         pool.draw(KEY, 1)
 
@@ -205,8 +205,8 @@ def test_an_image_never_enters_its_own_r(pool, params):
 
     @jax.jit
     def r_of(images):
-        found = run(equivae_guide, params, images, LABELS, weights, complementary=images[drawn.index], nets=NETS)
-        again = run(equivae, params, images, LABELS, weights, complementary=images[drawn.index], nets=NETS)
+        found = run(equivae_guide, params, images, LABELS, weights, complementary=images[drawn.members], nets=NETS)
+        again = run(equivae, params, images, LABELS, weights, complementary=images[drawn.members], nets=NETS)
         return found["r"], again["r"]
 
     before, in_model = r_of(jnp.asarray(IMAGES))
