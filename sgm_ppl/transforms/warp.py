@@ -93,9 +93,31 @@ def _weighted_taps(image: Array, y: Array, x: Array, interpolation: Interpolatio
     return sum(w * row for w, row in zip(taps.along_y[of_y], rows, strict=True))  # type: ignore[return-value]
 
 
+FEW_SAMPLES = 2**15  # below, a second computation of the samples does not matter
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _sample(image: Array, y: Array, x: Array, interpolation: Interpolation) -> Array:
-    return _weighted_taps(image, y, x, interpolation, 0, 0)
+    """Samples, written to memory: XLA would compute them anew, slowly, inside of every sum that they go into.
+
+    A loop over a few parts of the batch is what it does not see through.
+    """
+    if y.ndim > 3 and y.shape[0] == 1:
+        first = image[0] if image.ndim == y.ndim + 1 else image
+        return _sample(first, y[0], x[0], interpolation)[None]
+    count = y.shape[0] if y.ndim > 2 else 1
+    parts = next((n for n in (2, 3, 5, 7) if count % n == 0), 1)
+    if parts == 1 or y.size < FEW_SAMPLES:
+        return _weighted_taps(image, y, x, interpolation, 0, 0)
+    several = image.ndim == y.ndim + 1 and image.shape[0] == count
+
+    def part(arrays: tuple[Array, ...]) -> Array:
+        own = arrays[2] if several else image
+        return _weighted_taps(own, arrays[0], arrays[1], interpolation, 0, 0)
+
+    split = [a.reshape(parts, count // parts, *a.shape[1:]) for a in ((y, x, image) if several else (y, x))]
+    samples = jax.lax.map(part, tuple(split))
+    return samples.reshape(count, *samples.shape[2:])
 
 
 def _sample_forward(image: Array, y: Array, x: Array, interpolation: Interpolation):

@@ -206,6 +206,20 @@ def test_sampling_derivatives(interpolation, key):
         np.testing.assert_allclose(a, b, atol=1e-10)
 
 
+@pytest.mark.parametrize("shape", [(48,), (49,), (1, 51), (2, 3, 16)], ids=str)
+@pytest.mark.parametrize("shared", [False, True])
+def test_large_batches_are_sampled_like_small_ones(shape, shared, key):
+    """The loop that large batches go through changes no value, whatever the batch divides by and broadcasts to."""
+    T = Affine()
+    image_key, eta_key = jax.random.split(key)
+    images = jax.random.uniform(image_key, (*(shape[-1:] if shared else shape), 28, 28, 1))
+    eta = T.sample(eta_key, shape)
+    together = T(eta)(images)
+    flat = jnp.broadcast_to(images, (*shape, 28, 28, 1)).reshape(-1, 28, 28, 1)
+    alone = [T(e)(x) for e, x in zip(eta.reshape(-1, 5)[::7], flat[::7], strict=True)]
+    np.testing.assert_allclose(together.reshape(flat.shape)[::7], jnp.stack(alone), atol=1e-6)
+
+
 def test_border_blends(key):
     """A coordinate of -1e-7 is not outside: there and back is the identity at the border too."""
     x = jnp.ones((8, 8, 1))
