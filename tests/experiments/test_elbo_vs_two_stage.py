@@ -90,7 +90,7 @@ def test_the_verdict_follows_from_the_numbers():
     rows = summarise((cell, pretend(None, cell, None)) for cell in cells)
     assert "rotation +0, shift +10, rotation + shift +20, affine +30" in verdict(rows)
     assert verdict([row for row in rows if row.method == "joint"]).startswith("Only one training")
-    assert table(rows).count("\n| ") == 1 + len(rows)
+    assert table(rows).count("\n| ") == 2 + len(rows)  # with header and rule
     one = summarise([(cells[0], pretend(None, cells[0], None))])[0]
     assert math.isnan(one.standard_error["iwlb"])
 
