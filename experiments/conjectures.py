@@ -143,7 +143,7 @@ def _fit_prior(config: Conjectures, prior: Any, x_hat: np.ndarray, key: jax.Arra
     from sgm_ppl.models.sgm import SGM, bind, prior_of_pairs
 
     svi = SVI(partial(prior_of_pairs, prior=prior), nothing, config.priors.optimiser(), Trace_ELBO())
-    schedule = {"steps": config.priors.steps, "batch_size": config.priors.batch_size}
+    schedule: dict[str, Any] = {"steps": config.priors.steps, "batch_size": config.priors.batch_size}
 
     def prepare(key: jax.Array, step: jax.Array, explanations: jax.Array, x_hat: jax.Array) -> tuple[tuple, dict]:
         return (_draw(config, key, explanations), x_hat), {}
@@ -172,6 +172,7 @@ def _flow(config: Conjectures) -> Any:
 
 def _flexible(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> dict[str, Any]:
     import jax
+    import jax.numpy as jnp
     import numpy as np
 
     from sgm_ppl.models.joint_priors import mixture_prior
@@ -190,8 +191,8 @@ def _flexible(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> d
     drawn = {}
     for name, prior in priors.items():
         sgm = _fit_prior(config, prior, _digits(data, "train", 8), fit_key, run, f"flexible-{name.lower()}")
-        draws = np.degrees(np.asarray(sgm.draw_eta(draw_key, shown, config.draws)))[..., 0]
-        log_prob = np.asarray(sgm.log_prob(held_eta, held))
+        draws = np.degrees(np.asarray(sgm.draw_eta(draw_key, jnp.asarray(shown), config.draws)))[..., 0]
+        log_prob = np.asarray(sgm.log_prob(held_eta, jnp.asarray(held)))
         metrics[name] = {
             "log_prob": float(log_prob.mean()),
             "standard_error": float(log_prob.std(ddof=1) / math.sqrt(len(log_prob))),
@@ -222,7 +223,8 @@ def _invariant(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> 
     angles = np.linspace(-config.rotate, config.rotate, 13)
     cases = {"full": 1.0, "partial": config.rotate / 180, "none": 0.0}
     metrics: dict[str, Any] = {"true_spread": float(np.degrees(twos.train.factors["added_rotation"].std()))}
-    pictures, drawn = {}, {}
+    pictures: dict[str, Any] = {}
+    drawn: dict[str, Any] = {}
     for name, invariance in cases.items():
         nets = config.nets(twos.train.images.shape[1:], config.transform(), invariance=invariance)
         sgm, terms = train_joint(config, nets, twos, fit_key, run, f"invariant-{name}")
@@ -232,7 +234,9 @@ def _invariant(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> 
         # Different: by more than an image itself changes in a turn of twice the grid's step, 10° for ±30°.
         tolerance = np.sqrt(np.square(orbits[:, 2:] - orbits[:, :-2]).mean((1, 2, 3, 4)))
         counts = [count_prototypes(some, float(t)) for some, t in zip(prototypes, tolerance, strict=True)]
-        draws = np.degrees(np.asarray(sgm.draw_eta(draw_key, sgm.prototype(twos.test.images), config.draws)))[..., 0]
+        draws = np.degrees(
+            np.asarray(sgm.draw_eta(draw_key, sgm.prototype(jnp.asarray(twos.test.images)), config.draws))
+        )[..., 0]
         spreads = [spread_of(some, 360.0) for some in draws]
         metrics[name] = {
             "prototypes_per_orbit": float(np.mean(counts)),
@@ -251,6 +255,7 @@ def _invariant(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> 
 
 def _dependent(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> dict[str, Any]:
     import jax
+    import jax.numpy as jnp
     import numpy as np
 
     from sgm_ppl.models.joint_priors import blind
@@ -269,9 +274,10 @@ def _dependent(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> 
     ):
         sgm = _fit_prior(config, prior, x_hat, fit_key, run, f"dependent-{name}")
         angles = {
-            label: np.degrees(np.asarray(sgm.draw_eta(draw_key, x, config.draws)))[..., 0] for label, x in shown.items()
+            label: np.degrees(np.asarray(sgm.draw_eta(draw_key, jnp.asarray(x), config.draws)))[..., 0]
+            for label, x in shown.items()
         }
-        log_prob = np.asarray(sgm.log_prob(held_eta, held))
+        log_prob = np.asarray(sgm.log_prob(held_eta, jnp.asarray(held)))
         upside_down = np.abs((angles[2] + 180) % 360 - 180) > 90
         metrics[name] = {
             "log_prob": float(log_prob.mean()),
@@ -283,7 +289,9 @@ def _dependent(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> 
         drawn[f"'2's, {title}: {metrics[name]['invalid_twos']:.0%} invalid"] = angles[2].reshape(-1)
         drawn[f"'8's, {title}: {metrics[name]['invalid_eights']:.0%} invalid"] = angles[8].reshape(-1)
         some = np.radians(angles[2][:10, :2]).astype(np.float32)
-        pictures[f"η ~ {title}"] = np.asarray(sgm.move(some[..., None], shown[2][:10])).swapaxes(0, 1)
+        pictures[f"η ~ {title}"] = np.asarray(
+            sgm.move(jnp.asarray(some[..., None]), jnp.asarray(shown[2][:10]))
+        ).swapaxes(0, 1)
     folds = {name: 1 if name.startswith("'2'") else 2 for name in drawn}
     draw_rows(run.figure("conjecture_3_samples"), pictures, title="'2's, moved as each prior says")
     _draw_circles(run.figure("conjecture_3"), drawn, folds, config.rotate, "'2's and symmetric '8's")

@@ -252,7 +252,8 @@ def _two_stage(config: ElboVsTwoStage, nets: JointNets, data: Dataset, key: jax.
     prototypes = np.asarray(both.sgm.prototype(jnp.asarray(x)))
     training = dataclasses.replace(config.training, steps=steps[2], beta=(1.0, 1.0))
     of_vae = fit_joint(
-        *(partial(p, nets=plain) for p in (vae, vae_guide)),
+        partial(vae, nets=plain),
+        partial(vae_guide, nets=plain),
         prototypes,
         key=vae_key,
         training=training,

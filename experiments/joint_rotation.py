@@ -170,11 +170,13 @@ def _pixel_scale(sgm: JointSGM) -> float:
 
 def draw_figure_5(path: Path, sgm: JointSGM, x: np.ndarray) -> None:
     """Test images, their reconstructions, their prototypes.  Joint-2022 figure 5."""
+    import jax.numpy as jnp
     import numpy as np
 
     from sgm_ppl.plots import draw_rows
 
-    rows = {"x": x, "reconstruction": np.asarray(sgm.reconstruct(x)), "prototype x̂": np.asarray(sgm.prototype(x))}
+    again, prototypes = (np.asarray(f(jnp.asarray(x))) for f in (sgm.reconstruct, sgm.prototype))
+    rows = {"x": x, "reconstruction": again, "prototype x̂": prototypes}
     draw_rows(path, rows, title="Test images, reconstructions T_η(x̂), and prototypes x̂ (Joint-2022, figure 5)")
 
 

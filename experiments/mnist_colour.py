@@ -37,8 +37,8 @@ class MnistColour(SgmConfig):
         data = super().load_data()
         if self.hue:
             return data
-        parts = {part: without_hue(getattr(data, part)) for part in ("train", "validation", "test")}
-        return dataclasses.replace(data, **parts)
+        train, validation, test = (without_hue(split) for split in (data.train, data.validation, data.test))
+        return dataclasses.replace(data, train=train, validation=validation, test=test)
 
 
 def without_hue(split: Split) -> Split:

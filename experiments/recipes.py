@@ -55,7 +55,7 @@ class Size(NamedTuple):
 
 SMOKE = Size((5, 5), (20, 20), (1, 1), 1, (8,), (8,), 1)
 FEW = Size((1_500, 1_500), (64, 128), (1, 2), 5, (512, 256, 128), (256, 128), 4)
-MANY = FEW._replace(steps=(4_000, 3_000), batch_sizes=(128, 128))
+MANY = FEW._replace(steps=(8_000, 3_000), batch_sizes=(128, 128))
 
 
 def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0) -> SgmOptions:

@@ -128,7 +128,7 @@ def truth(sgm: SGM, data: Dataset, run: Run, key: jax.Array) -> Extra:
         for i, shape in enumerate(SHAPES)
         if (labels == i).any()
     }
-    draw_positions(path, places)  # type: ignore[arg-type]
+    draw_positions(path, places)
     return Extra({"sprites": found}, _sections(found, chance, path))
 
 

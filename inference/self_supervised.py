@@ -48,7 +48,8 @@ class SelfSupervised(ELBO):
 
     agreement: weight of −τ log Σ_hh' w_h w_h' exp(−error_hh' / τ), the chance that both views choose alike. The expected error
         hardly moves weights that are sure and wrong; a logarithm does.
-    anchor: weight of `distance_to_natural_pose`, for guides with a site "pose". The paper does not say which member of an orbit becomes the prototype.
+    anchor: weight of `distance_to_natural_pose`, for guides with a site "pose". The paper does not say which member of an
+        orbit becomes the prototype.
     """
 
     def __init__(

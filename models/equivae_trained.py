@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax import Array
@@ -104,7 +103,9 @@ class EquiVAE:
             return _probabilities(np.asarray(network.apply({"params": self.classifier}, self.embed(x))))
         if by == "posterior":
             if "posterior$params" not in self.params:
-                raise ValueError("Supervised training has no q(y | x). Classify by distance, or train with unlabelled images.")
+                raise ValueError(
+                    "Supervised training has no q(y | x). Classify by distance, or train with unlabelled images."
+                )
             return self._in_chunks(self._posterior, x)
         raise ValueError(f"`by` is one of {', '.join(map(repr, get_args(Rule)))}; got {by!r}.")
 

@@ -50,7 +50,7 @@ def sgm(
         return numpyro.sample("x", dist.Normal(transform(eta)(x_hat), scale).to_event(3), obs=x)
 
 
-def among(images: Array) -> Program:
+def among(images: Array | np.ndarray) -> Program:
     """p(x̂) with equal mass on each of the given prototypes."""
 
     def prototypes() -> Array:
@@ -88,44 +88,44 @@ class SGM:
     prototype_guide: Program
     image_shape: tuple[int, int, int]
 
-    def infer(self, x: Array) -> Array:
+    def infer(self, x: Array | np.ndarray) -> Array:
         """f_ω(x): where q_ω(η | x) is centred, [n, dim]."""
         return self._in_chunks(self._infer, self._checked(x))
 
-    def prototype(self, x: Array) -> Array:
+    def prototype(self, x: Array | np.ndarray) -> Array:
         """x̂ = T_{f(x)}⁻¹(x)."""
         return self._in_chunks(self._prototype, self._checked(x))
 
-    def draw_eta(self, key: Array, x_hat: Array, num: int = 1) -> Array:
+    def draw_eta(self, key: Array, x_hat: Array | np.ndarray, num: int = 1) -> Array:
         """η ~ p_ψ(η | x̂), [n, num, dim]."""
         keys = jax.random.split(key, (x_hat.shape[0], num))
         return self._in_chunks(self._draw_eta, keys, self._checked(x_hat), sizes=_sizes(num))
 
-    def log_prob(self, eta: Array, x_hat: Array) -> Array:
+    def log_prob(self, eta: Array | np.ndarray, x_hat: Array | np.ndarray) -> Array:
         """log p_ψ(η | x̂) of η [n, dim], or of several for each prototype, [n, num, dim]."""
         several = eta if eta.ndim == 3 else eta[:, None]
         result = self._in_chunks(self._log_prob, several, self._checked(x_hat), sizes=_sizes(several.shape[1]))
         return result if eta.ndim == 3 else result[:, 0]
 
-    def move(self, eta: Array, x: Array) -> Array:
+    def move(self, eta: Array | np.ndarray, x: Array | np.ndarray) -> Array:
         """T_η(x) of η [n, dim], or of several for each image, [n, num, dim] → [n, num, ...]."""
         several = eta if eta.ndim == 3 else eta[:, None]
         images = self._in_chunks(self._apply, several, self._checked(x))
         return images if eta.ndim == 3 else images[:, 0]
 
-    def resample(self, key: Array, x: Array, num: int | None = None) -> Array:
+    def resample(self, key: Array, x: Array | np.ndarray, num: int | None = None) -> Array:
         """Other natural versions of x: T_η(x̂) with η ~ p_ψ(η | x̂), [n, ...], or [n, num, ...] with `num`.  SGM 2.1."""
         x_hat = self.prototype(x)
         eta = self.draw_eta(key, x_hat, num or 1)
         return self.move(eta[:, 0] if num is None else eta, x_hat)
 
-    def log_odds(self, x: Array, eta: Array) -> Array:
+    def log_odds(self, x: Array | np.ndarray, eta: Array | np.ndarray) -> Array:
         """log p(T_η(x)) − log p(x) along the orbit: log p_ψ of both poses given the prototype of x.  SGM 3.2."""
         x_hat = self.prototype(x)
         moved = self.move(jnp.broadcast_to(eta, (x.shape[0], self.transform.dim)), x)
         return self.log_prob(self.infer(moved), x_hat) - self.log_prob(self.infer(x), x_hat)
 
-    def chain(self, x: Array, length: int) -> tuple[list[Array], list[Array]]:
+    def chain(self, x: Array | np.ndarray, length: int) -> tuple[list[Array], list[Array]]:
         """x, its prototype, the prototype of that, and so on, with the η inferred at each but the last.  SGM figure 11."""
         images, etas = [self._checked(x)], []
         for _ in range(length):
@@ -133,12 +133,12 @@ class SGM:
             images.append(self.prototype(images[-1]))
         return images, etas
 
-    def q(self, x: Array) -> dist.Distribution:
+    def q(self, x: Array | np.ndarray) -> dist.Distribution:
         """q_ω(η | x) as a distribution."""
         guide = handlers.seed(self.prototype_guide, jax.random.key(0))
         return handlers.trace(guide).get_trace(x)["eta"]["fn"]
 
-    def _checked(self, x: Array) -> Array:
+    def _checked(self, x: Array | np.ndarray) -> Array:
         x = jnp.asarray(x)
         if x.ndim != 4 or x.shape[1:] != self.image_shape:
             raise ValueError(
@@ -184,7 +184,9 @@ class SGM:
         return jax.jit(log_prob)
 
     @staticmethod
-    def _in_chunks(function: Callable[..., Array], *arrays: Array, sizes: tuple[int, ...] = SIZES) -> Array:
+    def _in_chunks(
+        function: Callable[..., Array], *arrays: Array | np.ndarray, sizes: tuple[int, ...] = SIZES
+    ) -> Array:
         """`function` over the first axis, in chunks of one of `sizes`, the last one padded: few compilations, little memory.
 
         Inside of another program, which is compiled as a whole, a few rows are simply all of them.

@@ -87,7 +87,8 @@ def affine_log(
     """η, named by `names`, of the element of that family nearest to the given one; exact where it is a member.
 
     Without shear a linear part [[p, c], [-c, q]] is wanted, and the one nearest in the mean over coordinates of covariance
-    `weight` is taken; `trust` is the share of p − q that is kept. Half a turn with unequal scales has no real logarithm; there, one scale serves both.
+    `weight` is taken; `trust` is the share of p − q that is kept. Half a turn with unequal scales has no real logarithm;
+    there, one scale serves both.
     """
     linear = element.linear
     if "shear" not in names and {"rotation", "scale_x", "scale_y"} <= set(names):

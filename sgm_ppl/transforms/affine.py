@@ -47,7 +47,7 @@ class AffineElement:
         linear = adjugate / (a * d - b * c)[..., None, None]
         return AffineElement(linear, -_apply(linear, self.shift), self.interpolation)
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array | np.ndarray) -> Array:
         """T(x), interpolated once. Bicubic overshoot is cut to the image's own range, its gradient passes through."""
         if x.ndim < 3:
             raise ValueError(f"Images must be [..., height, width, channel]; got shape {x.shape}.")
@@ -59,6 +59,7 @@ class AffineElement:
         shift_x, shift_y = (unit * pull.shift[..., i, None, None] for i in (0, 1))
         source_y = yx * column + yy * row + (shift_y + centre_y)
         source_x = xx * column + xy * row + (shift_x + centre_x)
+        x = jnp.asarray(x)
         moved = sample_image(x, source_y, source_x, self.interpolation)
         if self.interpolation == "linear":
             return moved

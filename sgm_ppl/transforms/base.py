@@ -9,13 +9,14 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 
 class Element(Protocol):
     """T_η: call it on images, compose it with `@`, invert it. Only the call touches pixels."""
 
-    def __call__(self, x: Array) -> Array: ...
+    def __call__(self, x: Array | np.ndarray) -> Array: ...
     def __matmul__(self, other: Self) -> Self: ...
     def inverse(self) -> Self: ...
 
@@ -53,7 +54,7 @@ class Family(ABC, Generic[E]):
     def element(self, eta: Array) -> E:
         """The group element of `eta`, whose last axis has already been checked."""
 
-    def __call__(self, eta: Array) -> E:
+    def __call__(self, eta: Array | np.ndarray) -> E:
         eta = jnp.asarray(eta)
         if eta.ndim == 0 or eta.shape[-1] != self.dim:
             raise ValueError(f"`eta` must end in {self.dim} entries {self.names}; got shape {eta.shape}.")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from sgm_ppl.transforms.base import Family, passthrough_clip
@@ -28,7 +29,7 @@ class ColourElement:
     def inverse(self) -> ColourElement:
         return jax.tree.map(jnp.negative, self)
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array | np.ndarray) -> Array:
         if x.ndim < 3 or x.shape[-1] != 3:
             raise ValueError(
                 f"Colour transformations need RGB images [..., height, width, 3]; got shape {x.shape}. "

@@ -25,10 +25,10 @@ class ProductElement:
     def inverse(self) -> ProductElement:
         return ProductElement(tuple(factor.inverse() for factor in self.factors))
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array | np.ndarray) -> Array:
         for factor in self.factors:
             x = factor(x)
-        return x
+        return jnp.asarray(x)
 
 
 @dataclass(frozen=True)

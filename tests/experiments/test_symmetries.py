@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +57,14 @@ def test_encoders():
 def test_every_option_of_the_prior_reaches_it(monkeypatch):
     seen = {}
     monkeypatch.setattr("sgm_ppl.models.priors.flow_prior", lambda transform, **options: seen.update(options))
-    given = {"layers": 2, "bins": 3, "interval": 1.5, "feature_dropout": 0.3, "conditioner_dropout": 0.4}
-    hidden = {"features": (1,), "base": (2,), "conditioner": (3,)}
+    given: dict[str, Any] = {
+        "layers": 2,
+        "bins": 3,
+        "interval": 1.5,
+        "feature_dropout": 0.3,
+        "conditioner_dropout": 0.4,
+    }
+    hidden: dict[str, Any] = {"features": (1,), "base": (2,), "conditioner": (3,)}
     PriorOptions(**given, **hidden).build(Affine(), bounded=True)
     renamed = {"feature_hidden": (1,), "base_hidden": (2,), "conditioner_hidden": (3,)}
     assert seen == {**given, **renamed, "bounded": True}

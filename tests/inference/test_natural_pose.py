@@ -29,7 +29,7 @@ def undone(x, eta_rnd, turn=0.0):
 
 
 def stacked(*poses):
-    return AffineElement(*(jnp.stack([getattr(p, name) for p in poses], 2) for name in ("linear", "shift")))
+    return AffineElement(jnp.stack([p.linear for p in poses], 2), jnp.stack([p.shift for p in poses], 2))
 
 
 @pytest.fixture(scope="module")
