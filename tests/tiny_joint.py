@@ -19,7 +19,7 @@ class Brighter:
 
     amount: Array
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array | np.ndarray) -> Array:
         return x + self.amount[..., None, None] * PATTERN
 
     def __matmul__(self, other: "Brighter") -> "Brighter":

@@ -35,7 +35,7 @@ class ColourElement:
                 f"Colour transformations need RGB images [..., height, width, 3]; got shape {x.shape}. "
                 "Grey sets can be coloured on loading (`colour=True`)."
             )
-        hue, saturation, value = rgb_to_hsv(x)
+        hue, saturation, value = rgb_to_hsv(jnp.asarray(x))
         turn, of_saturation, of_value = (t[..., None, None] for t in (self.hue, self.saturation, self.value))
         return hsv_to_rgb(
             hue + turn,
