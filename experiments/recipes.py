@@ -51,10 +51,12 @@ class Size(NamedTuple):
     encoder: tuple[int, ...]
     features: tuple[int, ...]
     layers: int
+    dropout: tuple[float, float]
+    """Of the prior's features and of its coupling layers' networks."""
 
 
-SMOKE = Size((5, 5), (20, 20), (1, 1), 1, (8,), (8,), 1)
-FEW = Size((1_500, 1_500), (64, 128), (1, 2), 5, (512, 256, 128), (256, 128), 4)
+SMOKE = Size((5, 5), (20, 20), (1, 1), 1, (8,), (8,), 1, (0.2, 0.1))
+FEW = Size((3_000, 600), (64, 128), (1, 2), 5, (512, 256, 128), (256, 128), 4, (0.5, 0.2))
 MANY = FEW._replace(steps=(8_000, 3_000), batch_sizes=(128, 128))
 
 
@@ -70,7 +72,12 @@ def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0) -> SgmOpti
     return SgmOptions(
         family=family,
         encoder=EncoderOptions(hidden=size.encoder, warm_start=True),
-        prior=PriorOptions(layers=size.layers, features=size.features),
+        prior=PriorOptions(
+            layers=size.layers,
+            features=size.features,
+            feature_dropout=size.dropout[0],
+            conditioner_dropout=size.dropout[1],
+        ),
         stage_one=StageOne(
             one,
             composed=family.kind == "colour",
