@@ -151,7 +151,7 @@ def bound_terms(
     params: Params,
     model: Program,
     guide: Program,
-    x: Array,
+    x: Array | np.ndarray,
     *,
     analytic: bool = True,
     num_particles: int = 1,

@@ -20,7 +20,7 @@ class Brighter:
     amount: Array
 
     def __call__(self, x: Array | np.ndarray) -> Array:
-        return x + self.amount[..., None, None] * PATTERN
+        return jnp.asarray(x) + self.amount[..., None, None] * PATTERN
 
     def __matmul__(self, other: "Brighter") -> "Brighter":
         return Brighter(self.amount + other.amount)

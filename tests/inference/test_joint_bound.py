@@ -1,6 +1,7 @@
 """The joint bound: its terms, its place below the evidence, its gradients, β, and what SGM's appendix A says of it."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -176,7 +177,8 @@ def likelihood_gradient(params, x, x_rnd, sigma, key):
     """∇_ω E_q[log N(x | T_η(x̂), σ)], η ~ q_ω(η | x), x̂ ~ N(T_f(x_rnd)⁻¹(x_rnd), σ).  SGM Eq. (13)-(17)."""
 
     def f(x):
-        return ENCODER.apply({"params": numpyro.param("encoder$params", params["encoder$params"])}, x).loc[..., 0, :]
+        guess: Any = ENCODER.apply({"params": numpyro.param("encoder$params", params["encoder$params"])}, x)
+        return guess.loc[..., 0, :]
 
     def transformations(x):
         with numpyro.plate("images", x.shape[0]):
