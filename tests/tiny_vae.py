@@ -1,6 +1,6 @@
 """A VAE with smooth networks of a few units: quick to compile, easy to integrate. For the tests of all who build on it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,22 +8,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-import pytest
 from jax import Array
 from numpyro import handlers
 from numpyro.contrib.module import flax_module
 
 from sgm_ppl.models.vae import VAENets, vae, vae_guide
 from sgm_ppl.nets import MLP, flatten_images, positive_scale
-
-
-@pytest.fixture(scope="module")
-def quick_compilation() -> Iterator[None]:
-    """Programs that run once or twice on a few pixels: compiling them takes much longer than running them."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from known_sgm import SHIFT, known_sgm
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.experiments import Run
 from sgm_ppl.experiments.ask import QUESTIONS
 from sgm_ppl.experiments.cli import main
 from sgm_ppl.experiments.sgm import PRESETS, TrainSgm
 from sgm_ppl.experiments.vae import TrainVae
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 SCALE = 0.2 * 0.25  # of the known model's p(η | x̂), each way
 SGM = known_sgm(SHIFT, (12, 12, 1), 0.2)

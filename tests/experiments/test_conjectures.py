@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 from numpyro import handlers
 from scipy import stats
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.experiments import Run
 from sgm_ppl.experiments.angles import as_seen_from, count_prototypes, outside, posterior_over_angles, symmetric
 from sgm_ppl.experiments.conjectures import PRESETS, run
 from sgm_ppl.models.joint_priors import blind, mixture_prior
 from sgm_ppl.transforms import Affine
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 ROTATION = Affine(("rotation",), interpolation="linear")
 

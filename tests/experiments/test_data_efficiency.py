@@ -15,7 +15,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from tiny_vae import TinyNets, quick_compilation  # noqa: F401
+from tiny_vae import TinyNets
 
 from sgm_ppl.experiments import Evaluation, Run, load_config
 from sgm_ppl.experiments.aug_vae import TrainAugVae
@@ -319,7 +319,6 @@ UPRIGHT = SGM(Affine(("rotation",), interpolation="linear"), nearly_upright, gue
 
 
 @pytest.mark.filterwarnings("ignore::sgm_ppl.inference.UntrustedWeights")
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     "model", ["invvae", *(pytest.param(model, marks=pytest.mark.slow) for model in ("augvae", "uniform"))]
 )

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.experiments import Evaluation, Run
 from sgm_ppl.experiments.elbo_vs_two_stage import (
@@ -22,8 +21,6 @@ from sgm_ppl.experiments.elbo_vs_two_stage import (
 )
 from sgm_ppl.experiments.memory import peak_memory
 from sgm_ppl.experiments.moving_sprites import moving_sprites, spreads_of
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 SMOKE = PRESETS["smoke"]
 COUNTS = {"train": 30, "validation": 9, "test": 300}

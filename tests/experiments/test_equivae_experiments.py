@@ -6,15 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.data import Split
 from sgm_ppl.experiments import Evaluation, Run, equivae, equivae_semi, equivae_supervised
 from sgm_ppl.experiments.equivae import split_labelled
 from sgm_ppl.experiments.equivae_figures import draw_plane, one_of_each
 from sgm_ppl.experiments.equivae_supervised import mean_and_error
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from known_sgm import SHIFT, known_sgm
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.data import Dataset, Split, load
 from sgm_ppl.experiments import Evaluation, Run, degree_of_symmetry, mnist_affine, mnist_colour, sprite_truth
@@ -20,8 +19,6 @@ from sgm_ppl.experiments.sgm import PRESETS, summary
 from sgm_ppl.files import jsonable
 from sgm_ppl.inference.two_samples import TwoSampleOptions
 from sgm_ppl.transforms import Affine, Colour, rgb_to_hsv
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 FEW = TwoSampleOptions(images=16, folds=2, steps=2, batch_size=8, filters=(4,), hidden=(4,))
 
@@ -40,7 +37,7 @@ def blobs() -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def examined(blobs, tmp_path_factory, quick_compilation) -> tuple[Run, dict]:  # noqa: F811
+def examined(blobs, tmp_path_factory) -> tuple[Run, dict]:
     config = dataclasses.replace(PRESETS["smoke"], two_samples=FEW)
     run = Run.open(tmp_path_factory.mktemp("runs") / "sgm", config)
     (run.folder / "log.jsonl").write_text(

@@ -5,13 +5,10 @@ import json
 
 import numpy as np
 import pytest
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.experiments import Evaluation, Run
 from sgm_ppl.experiments.joint_rotation import PRESETS, run
 from sgm_ppl.inference import read_log
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(scope="module")

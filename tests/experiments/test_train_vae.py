@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.experiments import Evaluation, Run
 from sgm_ppl.experiments.vae import PRESETS, TrainVae, evaluate, run
@@ -25,7 +24,7 @@ def config(tmp_path_factory) -> TrainVae:
 
 
 @pytest.fixture(scope="module")
-def trained(config, tmp_path_factory, quick_compilation) -> Run:  # noqa: F811
+def trained(config, tmp_path_factory) -> Run:
     folder = Run.open(tmp_path_factory.mktemp("runs") / "vae", config)
     folder.save_metrics(run(config, folder))
     return folder

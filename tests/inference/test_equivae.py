@@ -9,7 +9,6 @@ import pytest
 from numpyro import handlers
 from scipy import stats
 from scipy.special import logsumexp
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.inference import iwlb
 from sgm_ppl.inference.equivae import (
@@ -29,7 +28,6 @@ from sgm_ppl.models.equivae_complementary import LabelledPool, choose
 from sgm_ppl.models.equivae_nets import LabelPosterior
 from sgm_ppl.models.equivae_trained import EquiVAE
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 CLASSES = 3
 NETS = EquiVAENets((4, 4, 1), classes=CLASSES, latent=1, filters=(2, 3), dense=(12, 8), class_probs=(0.5, 0.3, 0.2))
 RNG = np.random.default_rng(0)

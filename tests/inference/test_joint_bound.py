@@ -15,7 +15,6 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from scipy import stats
 from tiny_joint import LinearNets, covariance
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.inference import adamw, fit
 from sgm_ppl.inference.joint import JointTraining, bound_terms, cosine, elbo_of, encoder_change, fit_joint, weighted
@@ -26,8 +25,6 @@ from sgm_ppl.models.joint_general import moved_back, sgm_guide
 from sgm_ppl.models.priors import flow_prior
 from sgm_ppl.models.sgm import prior_of_pairs, sgm
 from sgm_ppl.transforms import Affine
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 LINEAR = LinearNets()
 MODEL, GUIDE = (partial(program, nets=LINEAR) for program in (joint, joint_guide))
@@ -49,7 +46,7 @@ def parameters(*programs, x=X):
 
 
 @pytest.fixture(scope="module")
-def params(quick_compilation):  # noqa: F811
+def params():
     return parameters(MODEL, GUIDE)
 
 
@@ -169,7 +166,7 @@ def cosine_similarity(a, b):
 
 
 @pytest.fixture(scope="module")
-def encoder_params(quick_compilation):  # noqa: F811
+def encoder_params():
     return parameters(partial(prototype_guide, encoder=ENCODER), x=soft_images(1))
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.inference.orbits import (
     chain_magnitudes,
@@ -20,8 +19,6 @@ from sgm_ppl.inference.orbits import (
 from sgm_ppl.models.sgm import SGM
 from sgm_ppl.poses import moments
 from sgm_ppl.transforms import Affine
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 SHIFT = Affine(("shift_x", "shift_y"))
 SIZE = 20

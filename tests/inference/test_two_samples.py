@@ -6,14 +6,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.inference.two_samples import TwoSampleOptions, area_under_curve, compare_with_data, distinguish
 from sgm_ppl.models.sgm import SGM
 from sgm_ppl.poses import moments
 from sgm_ppl.transforms import Affine
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 QUICK = TwoSampleOptions(images=200, folds=2, steps=60, batch_size=32, filters=(4,), hidden=(8,), learning_rate=1e-2)
 SHIFT = Affine(("shift_x", "shift_y"))

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from numpyro import handlers
 from scipy.special import expit
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.models.equivae import EquiVAENets, GreyBernoulli, equivae, equivae_guide
 from sgm_ppl.models.equivae_complementary import NOBODY, LabelledPool, choose
 from sgm_ppl.models.equivae_convolutions import Conv5x5, fold, unfold
 from sgm_ppl.models.equivae_nets import ImageDecoder, ImageEncoder, InvariantEmbedding, LabelPosterior, StyleEncoder
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 KEY = jax.random.key(0, impl="rbg")  # XLA compiles it in a fifth of the time of the default generator
 NETS = EquiVAENets((4, 4, 1), classes=2, latent=1, filters=(2, 3), dense=(4, 3))
 RNG = np.random.default_rng(0)

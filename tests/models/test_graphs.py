@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer.inspect import generate_graph_specification, get_model_relations
-from tiny_vae import TinyNets, quick_compilation  # noqa: F401
+from tiny_vae import TinyNets
 
 from sgm_ppl.models.encoders import PlainEncoder, prototype_guide
 from sgm_ppl.models.joint import JointNets, joint, joint_guide
@@ -15,8 +15,6 @@ from sgm_ppl.models.joint_general import moved_back, sgm_guide, vae_of_prototype
 from sgm_ppl.models.priors import flow_prior
 from sgm_ppl.models.sgm import among, sgm
 from sgm_ppl.transforms import Affine
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 SHAPE = (4, 4, 1)
 X = jnp.linspace(0, 1, 32).reshape(2, *SHAPE)

@@ -14,7 +14,7 @@ from numpyro.infer import Predictive
 from numpyro.infer.util import log_density
 from scipy import stats
 from scipy.special import logsumexp
-from tiny_vae import TinyNets, initial_params, quick_compilation  # noqa: F401
+from tiny_vae import TinyNets, initial_params
 
 from sgm_ppl.inference import adamw, iwlb
 from sgm_ppl.inference.refit import refit
@@ -22,8 +22,6 @@ from sgm_ppl.models.inv_vae import inv_vae, inv_vae_guide
 from sgm_ppl.models.sgm import SGM
 from sgm_ppl.models.vae import vae, vae_guide, with_pixel_scale
 from sgm_ppl.transforms import Affine
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 NETS = TinyNets()
 ROTATION = Affine(("rotation",), interpolation="linear")  # compiles faster
@@ -64,7 +62,7 @@ SCALED = SGM(Affine(("scale_x", "scale_y"), interpolation="linear"), known, know
 
 
 @pytest.fixture(scope="module")
-def params(quick_compilation):  # noqa: F811
+def params():
     return with_pixel_scale(initial_params(NETS), NETS, SIGMA) | {"known": jnp.zeros(1)}
 
 

@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 from jax import random
 from numpyro import handlers
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.inference import iwlb
 from sgm_ppl.inference.joint import bound_terms
 from sgm_ppl.models.joint import JointNets, JointSGM, joint, joint_guide
 from sgm_ppl.models.orbit_points import orbit_points
 from sgm_ppl.transforms import Affine
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 SHAPE = (8, 8, 1)
 ROTATION = Affine(("rotation",), interpolation="linear")
@@ -42,7 +39,7 @@ def initial(nets):
 
 
 @pytest.fixture(scope="module")
-def params(quick_compilation):  # noqa: F811
+def params():
     return initial(NETS)
 
 

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 from jax.scipy.special import logsumexp
 from numpyro import handlers
-from tiny_vae import quick_compilation  # noqa: F401
 
 from sgm_ppl.models.encoders import Guess, prototype_guide
 from sgm_ppl.models.poses import warm_encoder
 from sgm_ppl.transforms import Affine, Colour, Product
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 SIZE = 28
 AFFINE, COLOUR = Affine(), Colour()

@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from scipy import stats
 from scipy.special import logsumexp
-from tiny_vae import TinyNets, initial_params, quick_compilation  # noqa: F401
+from tiny_vae import TinyNets, initial_params
 
 from sgm_ppl.inference import adamw, fit, iwlb
 from sgm_ppl.inference.augment import dequantise, dequantised, resampled, uniformly_transformed
@@ -21,8 +21,6 @@ from sgm_ppl.models.sgm import SGM
 from sgm_ppl.models.vae import SCALE_FLOOR, VAENets, vae, vae_guide, with_pixel_scale
 from sgm_ppl.nets import ConvDecoder
 from sgm_ppl.transforms import Affine
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 NETS = TinyNets()
 X = np.random.default_rng(0).uniform(size=(3, 4, 4, 1)).astype(np.float32)
