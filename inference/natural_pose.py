@@ -11,7 +11,7 @@ from sgm_ppl.transforms import Affine, AffineElement, Family, Product
 
 __all__ = ["distance_to_natural_pose"]
 
-TURN_WEIGHT = 0.3  # digits come turned by chance, and less often stretched: a turn counts for less
+TURN_WEIGHT = 0.1  # digits come turned by chance, and less often stretched: a turn counts for less
 TOLERANCE = 0.15  # a hypothesis further than this from the natural pose, in prototype sizes, is left to the others
 
 
