@@ -59,8 +59,6 @@ POLL = 5.0
 class ElboVsTwoStage(JointOptions, Config):
     """Joint bound against two stages, for growing families.  SGM appendix A."""
 
-    data: str = "sprites"
-    """Sprites, whose true factors are known."""
     families: tuple[Family, ...] = tuple(FAMILIES)
     """Which families."""
     methods: tuple[Method, ...] = ("joint", "two-stage")
@@ -77,7 +75,7 @@ class ElboVsTwoStage(JointOptions, Config):
 
 def _preset(preset: Preset, **options: Any) -> ElboVsTwoStage:
     joint = {field.name: getattr(JOINT_PRESETS[preset], field.name) for field in dataclasses.fields(JointOptions)}
-    return ElboVsTwoStage(**(joint | {"sgm": RECIPES["sprites"][preset]} | options))
+    return ElboVsTwoStage(**(joint | {"data": "sprites", "sgm": RECIPES["sprites"][preset]} | options))
 
 
 PRESETS: dict[Preset, ElboVsTwoStage] = {

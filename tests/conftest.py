@@ -21,7 +21,9 @@ def _quick_compilation() -> Iterator[None]:
     """Programs that run once or twice on a few pixels: compiling them takes longer than running them."""
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", True)
-    yield
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # for processes that tests start
+        yield
     jax.config.update("jax_disable_most_optimizations", before)
 
 
