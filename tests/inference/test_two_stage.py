@@ -272,7 +272,7 @@ def test_stage_one_options_reach_the_objective(images, key, monkeypatch):
         "agreement": 0.2,
         "anchor": 0.3,
     }
-    seen = {}
+    seen: dict[str, Any] = {}
 
     def fit_instead(svi, rows, *, prepare, **settings):
         seen.update(svi=svi, prepare=prepare, settings=settings)
