@@ -104,7 +104,11 @@ def _frame_features(frames: AffineElement) -> Array:
 
 
 class ColourEncoder(nn.Module):
-    """η = η₀ + δ_ω(T_{η₀}⁻¹ x): circular mean of hue, mean logarithms of saturation and value, and a correction."""
+    """η = η₀ + δ_ω(T_{η₀}⁻¹ x): circular mean of hue, mean logarithms of saturation and value, and a small correction.
+
+    η₀ follows every change of colour exactly, but for what is cut off at the edge of the gamut. A larger correction could
+    give each image a colour of its own, which self-supervision does not mind, and p(η | x̂) would have to learn.
+    """
 
     transform: Colour
     hidden: Sequence[int] = (512, 256, 128)
@@ -115,7 +119,7 @@ class ColourEncoder(nn.Module):
         start = jax.lax.stop_gradient(mean_colour(x, self.transform))
         seen = jax.lax.stop_gradient(self.transform(start).inverse()(x))
         correction = MLP(self.hidden, self.transform.dim, zero_init_last=True)(flatten_images(seen), train=train)
-        eta = start + 0.1 * self.transform.bounds * correction
+        eta = start + 0.05 * self.transform.bounds * jnp.tanh(correction)
         scale = LearntScale((self.transform.dim,), self.initial_scale, floor=1e-4)()
         return Guess(jnp.zeros((*eta.shape[:-1], 1)), eta[..., None, :], scale)
 
