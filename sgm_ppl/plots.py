@@ -161,7 +161,8 @@ def draw_marginals(
                 axes.set(xlim=(-end, end), ylim=(0, 1.08 * density.max()), yticks=[])
                 axes.spines["left"].set_visible(False)
                 last = i == count - 1
-                axes.set_xticks([-bounds[j], 0, bounds[j]], [_short(v) for v in (-bounds[j], 0, bounds[j])])
+                labelled = bounds[j] if bounds[j] > end / 2 else end  # labels of narrow bounds would overlap
+                axes.set_xticks([-labelled, 0, labelled], [_short(v) for v in (-labelled, 0, labelled)])
                 axes.tick_params(labelbottom=last, labelsize=7, length=2)
         for axes, title in zip(grid[0], ["x", "x̂", *(_spaced(name) for name in names)], strict=True):
             axes.set_title(title)
