@@ -20,7 +20,7 @@ from sgm_ppl.experiments.joint_options import JOINT_PRESETS, JointOptions
 from sgm_ppl.experiments.joint_rotation import train_joint
 from sgm_ppl.experiments.report import Picture, Section, Table, write_report
 from sgm_ppl.experiments.runs import Run
-from sgm_ppl.inference.two_stage import Schedule
+from sgm_ppl.inference.optim import Schedule
 
 if TYPE_CHECKING:
     from pathlib import Path

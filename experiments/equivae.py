@@ -10,6 +10,7 @@ import numpy as np
 
 from sgm_ppl.experiments.config import Config, Evaluation, Preset
 from sgm_ppl.experiments.runs import Run
+from sgm_ppl.experiments.vae import bound_scores
 
 if TYPE_CHECKING:
     import jax
@@ -266,14 +267,7 @@ def evaluate(config: TrainEquiVae, trained: Run, evaluation: Evaluation, run: Ru
         "images": len(x),
         "particles": evaluation.particles,
         "bounds": "log p(x, y)" if config.labels is None else "log p(x)",
-        "iwlb": {
-            "mean": bound.mean,
-            "standard_error": bound.standard_error,
-            "monte_carlo_error": bound.mean_mc_standard_error,
-            "untrusted": int((~bound.trusted).sum()),
-        },
-        "elbo": float(bound.curve.mean[0]),
-        "median_ess": float(np.median(bound.ess)),
+        **bound_scores(bound),
         "error": error_rates(model, split),
     }
 

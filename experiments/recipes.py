@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 
 from sgm_ppl.experiments.config import Preset
 from sgm_ppl.experiments.symmetries import PAPER_SGM, EncoderOptions, FamilyOptions, PriorOptions, SgmOptions
-from sgm_ppl.inference.two_stage import Schedule, StageOne, StageTwo
+from sgm_ppl.inference.optim import Schedule
+from sgm_ppl.inference.two_stage import StageOne, StageTwo
 
 __all__ = ["RECIPES", "SGM_PRESETS", "Kind"]
 

@@ -20,7 +20,19 @@ if TYPE_CHECKING:
     from sgm_ppl.inference.fit import Prepare
     from sgm_ppl.models.vae import VAENets
 
-__all__ = ["PARAMS", "PRESETS", "TrainVae", "VaeConfig", "VaeOptions", "draw", "evaluate", "fit_vae", "run", "scores"]
+__all__ = [
+    "PARAMS",
+    "PRESETS",
+    "TrainVae",
+    "VaeConfig",
+    "VaeOptions",
+    "bound_scores",
+    "draw",
+    "evaluate",
+    "fit_vae",
+    "run",
+    "scores",
+]
 
 PARAMS = "params.npz"
 
@@ -196,6 +208,15 @@ def scores(bound: Estimate, error: PerImage, *, num_dims: int, dequantised: bool
 
     Bits per dimension are a code length of 8-bit images where these were dequantised, and else minus a log-density.
     """
+    return {
+        **bound_scores(bound),
+        "bits_per_dim": bound.bits_per_dim(num_dims, levels=256 if dequantised else 1),
+        "reconstruction_mse": {"mean": error.mean, "standard_error": error.standard_error},
+    }
+
+
+def bound_scores(bound: Estimate) -> dict[str, Any]:
+    """The bound with its errors, the ELBO beside it, and what its weights are worth."""
     import numpy as np
 
     return {
@@ -206,7 +227,5 @@ def scores(bound: Estimate, error: PerImage, *, num_dims: int, dequantised: bool
             "untrusted": int((~bound.trusted).sum()),
         },
         "elbo": float(bound.curve.mean[0]),
-        "bits_per_dim": bound.bits_per_dim(num_dims, levels=256 if dequantised else 1),
         "median_ess": float(np.median(bound.ess)),
-        "reconstruction_mse": {"mean": error.mean, "standard_error": error.standard_error},
     }

@@ -16,7 +16,7 @@ from numpyro import handlers
 from numpyro.infer import ELBO, SVI, Trace_ELBO, TraceMeanField_ELBO
 
 from sgm_ppl.inference.fit import FitResult, fit
-from sgm_ppl.inference.optim import adamw
+from sgm_ppl.inference.optim import Schedule
 from sgm_ppl.models.joint import JointNets
 from sgm_ppl.models.sgm import Program
 
@@ -36,7 +36,7 @@ Params = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class JointTraining:
+class JointTraining(Schedule):
     """AdamW, its schedule, and β's; the defaults are the paper's.  Joint-2022 appendix A."""
 
     steps: int = 15_000
@@ -45,7 +45,6 @@ class JointTraining:
     initial: float = 0.1
     final: float = 0.1
     warmup: float = 500 / 15_000
-    weight_decay: float = 1e-4
     clip: float | None = None
     beta: tuple[float, float] = (10.0, 1.0)
     """Weight of the divergence of z at the beginning and at the end, with half a cosine between."""
@@ -54,17 +53,6 @@ class JointTraining:
     analytic: bool = True
     """Divergences in closed form where there is one. It needs a guide in which nothing that a site's prior depends on is
     drawn after that site: true of `joint_guide`, not of `sgm_guide`."""
-
-    def optimiser(self) -> Any:
-        return adamw(
-            self.learning_rate,
-            steps=self.steps,
-            initial=self.initial,
-            final=self.final,
-            warmup=self.warmup,
-            clip=self.clip,
-            weight_decay=self.weight_decay,
-        )
 
 
 PAPER_JOINT = JointTraining()

@@ -1,8 +1,10 @@
 """The optimiser of every experiment: AdamW under a linear warm-up and a cosine decay (SGM appendix C)."""
 
+from dataclasses import dataclass
+
 import optax
 
-__all__ = ["adamw", "warmup_cosine"]
+__all__ = ["Schedule", "adamw", "warmup_cosine"]
 
 
 def warmup_cosine(
@@ -52,3 +54,28 @@ def adamw(
     schedule = warmup_cosine(learning_rate, steps=steps, initial=initial, final=final, warmup=warmup)
     optimiser = optax.adamw(schedule, weight_decay=weight_decay)
     return optimiser if clip is None else optax.chain(optax.clip_by_global_norm(clip), optimiser)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """AdamW under linear warm-up and cosine decay, with the gradient's norm clipped.  SGM C."""
+
+    steps: int
+    learning_rate: float
+    batch_size: int = 512
+    initial: float = 0.01
+    final: float = 0.001
+    warmup: float = 0.2
+    clip: float | None = 10.0
+    weight_decay: float = 1e-4
+
+    def optimiser(self) -> optax.GradientTransformation:
+        return adamw(
+            self.learning_rate,
+            steps=self.steps,
+            initial=self.initial,
+            final=self.final,
+            warmup=self.warmup,
+            clip=self.clip,
+            weight_decay=self.weight_decay,
+        )

@@ -16,39 +16,14 @@ from numpyro.infer import SVI, Trace_ELBO
 
 from sgm_ppl.images import gaussian_blur
 from sgm_ppl.inference.fit import FitResult, fit
-from sgm_ppl.inference.optim import adamw
+from sgm_ppl.inference.optim import Schedule
 from sgm_ppl.inference.self_supervised import SelfSupervised, nothing
 from sgm_ppl.models.encoders import PlainEncoder, prototype_guide
 from sgm_ppl.models.priors import flow_prior
 from sgm_ppl.models.sgm import SGM, Program, bind, prior_of_pairs
 from sgm_ppl.transforms import Family
 
-__all__ = ["Schedule", "StageOne", "StageTwo", "TwoStageResult", "fit_two_stage", "train_encoder", "train_prior"]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """AdamW under linear warm-up and cosine decay, with the gradient's norm clipped.  SGM C."""
-
-    steps: int
-    learning_rate: float
-    batch_size: int = 512
-    initial: float = 0.01
-    final: float = 0.001
-    warmup: float = 0.2
-    clip: float = 10.0
-    weight_decay: float = 1e-4
-
-    def optimiser(self) -> Any:
-        return adamw(
-            self.learning_rate,
-            steps=self.steps,
-            initial=self.initial,
-            final=self.final,
-            warmup=self.warmup,
-            clip=self.clip,
-            weight_decay=self.weight_decay,
-        )
+__all__ = ["StageOne", "StageTwo", "TwoStageResult", "fit_two_stage", "train_encoder", "train_prior"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +33,7 @@ class StageOne:
     The fields from `symmetric` to `multiplier` are those of `SelfSupervised`.
     """
 
-    schedule: Schedule = Schedule(60_000, 3e-4)
+    schedule: Schedule = Schedule(60_000, 3e-4)  # noqa: RUF009
     symmetric: bool = True
     composed: bool = True
     num_augmentations: int = 5
@@ -80,7 +55,7 @@ class StageOne:
 class StageTwo:
     """How p_ψ(η | x̂) is trained; the defaults are the paper's for MNIST under affine transformations.  SGM C.1."""
 
-    schedule: Schedule = Schedule(60_000, 3e-3, initial=0.1, final=0.03, warmup=0.2, clip=2.0)
+    schedule: Schedule = Schedule(60_000, 3e-3, initial=0.1, final=0.03, warmup=0.2, clip=2.0)  # noqa: RUF009
     num_augmentations: int = 5
     """Prototypes of randomly transformed copies of x that stand for x̂, averaged over. 0: of x itself.  SGM 3.1."""
     multiplier: float = 1.0

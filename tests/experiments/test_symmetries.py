@@ -21,7 +21,7 @@ from sgm_ppl.experiments.symmetries import (
     train_sgm,
 )
 from sgm_ppl.inference import save_params
-from sgm_ppl.inference.two_stage import Schedule
+from sgm_ppl.inference.optim import Schedule
 from sgm_ppl.models.encoders import PlainEncoder
 from sgm_ppl.transforms import Affine, Colour, Product
 
@@ -110,7 +110,7 @@ def test_the_paper_preset_has_the_paper_s_values():
         assert recipe.stage_one.probabilistic
         assert recipe.stage_two.bank == 0
 
-    def rates(schedule: Schedule) -> tuple[float, ...]:
+    def rates(schedule: Schedule) -> tuple[float | None, ...]:
         s = schedule
         return (s.steps, s.learning_rate, s.batch_size, s.initial, s.final, s.warmup, s.clip, s.weight_decay)
 

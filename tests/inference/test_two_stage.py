@@ -15,9 +15,9 @@ from numpyro.infer import SVI
 
 from sgm_ppl.images import gaussian_blur
 from sgm_ppl.inference import fit
-from sgm_ppl.inference.optim import adamw
+from sgm_ppl.inference.optim import Schedule, adamw
 from sgm_ppl.inference.self_supervised import SelfSupervised, nothing
-from sgm_ppl.inference.two_stage import Schedule, StageOne, StageTwo, fit_two_stage, train_encoder, train_prior
+from sgm_ppl.inference.two_stage import StageOne, StageTwo, fit_two_stage, train_encoder, train_prior
 from sgm_ppl.models.encoders import PlainEncoder, prototype_guide
 from sgm_ppl.models.locations import hypotheses, location
 from sgm_ppl.models.priors import flow_prior
