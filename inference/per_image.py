@@ -25,7 +25,7 @@ PLATE = "images"
 Trace = Mapping[str, dict[str, Any]]
 Measure = Callable[[Trace, Trace], Any]
 
-__all__ = ["PLATE", "images_first", "map_pairs"]
+__all__ = ["PLATE", "images_first", "map_pairs", "plate_frame", "trace_abstractly"]
 
 
 def map_pairs(
@@ -90,7 +90,7 @@ def map_pairs(
 
 def images_first(site: dict[str, Any], array: jax.Array, event_dim: int = 0) -> jax.Array:
     """`array`, which belongs to a site in the "images" plate, with that plate's axis moved to the front."""
-    return jnp.moveaxis(array, _frame(site).dim - event_dim, 0)
+    return jnp.moveaxis(array, plate_frame(site).dim - event_dim, 0)
 
 
 def _check_count(name: str, value: int) -> None:
@@ -106,7 +106,7 @@ def _write(out: np.ndarray, chunk: np.ndarray, *, rows: slice, images: slice, si
     out[rows, images] = chunk[: size[0], : size[1]]
 
 
-def _frame(site: dict[str, Any]) -> Any:
+def plate_frame(site: dict[str, Any]) -> Any:
     return next((frame for frame in site["cond_indep_stack"] if frame.name == PLATE), None)
 
 
@@ -229,7 +229,7 @@ def _run_chunk(program: _Program, params: Any, keys: jax.Array, arrays: list[Any
     return jax.tree.map(lambda a: a.reshape(a.shape[0], -1, *a.shape[3:]), out)
 
 
-def _trace_abstractly(fn: Callable, params: Any, args: tuple, kwargs: dict[str, Any]) -> Trace:
+def trace_abstractly(fn: Callable, params: Any, args: tuple, kwargs: dict[str, Any]) -> Trace:
     """The trace of one program, without computing anything."""
     found: list[Trace] = []
 
@@ -245,15 +245,15 @@ def _runs_one_by_one(model: Callable, guide: Callable, params: Any, call: _Argum
     one, everything = call.first_images(1), call.first_images()
     for fn in (guide, model):
         try:
-            found = _trace_abstractly(fn, params, *one)
+            found = trace_abstractly(fn, params, *one)
         except Exception as error:
-            _trace_abstractly(fn, params, *everything)  # what fails on all images as well is its own best explanation
+            trace_abstractly(fn, params, *everything)  # what fails on all images as well is its own best explanation
             raise ValueError(
                 f"The model and the guide must also run on a batch of one image, but one of them failed ({error}). "
                 "Pass `image_chunk=None` to run all images as one batch."
             ) from error
         for name, site in found.items():
-            frame = _frame(site) if site["type"] == "sample" else None
+            frame = plate_frame(site) if site["type"] == "sample" else None
             if frame is None:
                 continue
             batch_shape = site["fn"].batch_shape
@@ -273,7 +273,7 @@ def _runs_one_by_one(model: Callable, guide: Callable, params: Any, call: _Argum
 
 
 def _plate_size(model: Callable, params: Any, call: _Arguments) -> int:
-    found = _trace_abstractly(model, params, *call.first_images())
+    found = trace_abstractly(model, params, *call.first_images())
     _check_plate(found)
     return found[PLATE]["args"][0]
 
@@ -318,7 +318,7 @@ def _check_traces(model_trace: Trace, guide_trace: Trace, params: Mapping[str, A
 
     for side, found in sides.items():
         for name, site in found.items():
-            if site["type"] == "sample" and _frame(site) is None:
+            if site["type"] == "sample" and plate_frame(site) is None:
                 raise ValueError(
                     f'Site "{name}" of the {side} is outside of the "{PLATE}" plate: its log-probability belongs to no '
                     "image. Move it into the plate, or hand its value in as data and hide it with `handlers.block`."
@@ -340,7 +340,7 @@ def _check_traces(model_trace: Trace, guide_trace: Trace, params: Mapping[str, A
 
 
 def _check_site(side: str, name: str, site: dict[str, Any], group: int) -> None:
-    dim, shape, scale = _frame(site).dim, site["log_prob"].shape, site["scale"]
+    dim, shape, scale = plate_frame(site).dim, site["log_prob"].shape, site["scale"]
     if len(shape) < -dim or shape[dim] != group:
         raise ValueError(
             f'Site "{name}" of the {side} must have {group} entries along the "{PLATE}" plate, dimension {dim}; '
