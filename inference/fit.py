@@ -10,6 +10,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +25,10 @@ from tqdm import tqdm
 from sgm_ppl.files import make_folder
 from sgm_ppl.inference.batches import Batches
 from sgm_ppl.inference.checkpoints import Checkpoints
+from sgm_ppl.inference.devices import Devices, all_devices, on_one_device
 from sgm_ppl.inference.log import Entry, Log
 
-__all__ = ["FitResult", "TrainingDiverged", "fit"]
+__all__ = ["FitResult", "Training", "TrainingDiverged", "fit", "training_of"]
 
 IN_FLIGHT = 2  # steps queued on the device: enough to keep it busy, few enough to stop soon
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
@@ -85,7 +88,8 @@ def fit(
     was interrupted (or killed) and resumed in between.
 
     rows: arrays with the N examples along their first axis, put on the device once. A tuple goes to `prepare` as
-        separate arguments; any other pytree is one argument.
+        separate arguments; any other pytree is one argument. Where JAX has several devices, each has all rows and
+        works on its share of a batch, if their number divides the batch size.
     batch_size: a number, or a function from step to number (each size compiles once); N where it exceeds N. The order
         is that of `Batches`.
     prepare: `prepare(key, step, *rows_of_the_batch) -> (args, kwargs)` makes the arguments of model and guide: random
@@ -110,21 +114,22 @@ def fit(
     }.items():
         if number is not None and number < 1:
             raise ValueError(f"`{name}` must be at least 1; got {number}.")
-    rows = put_on_device(rows if isinstance(rows, tuple) else (rows,))
-    init_key, shuffle_key, prepare_key = jax.random.split(key, 3)
-    batches = Batches(shuffle_key, _count(rows), batch_size, steps)
+    rows = rows if isinstance(rows, tuple) else (rows,)
+    training = Training.set_up(svi, rows, steps, batch_size, key, prepare or _rows_as_arguments)
+    if _only_set_up.get():
+        raise _SetUp(training)
+    batches = training.batches
     log_every = log_every or min(100, max(1, steps // 100))
     validate_every = validate_every or max(1, steps // 10)
-    prepare = prepare or _rows_as_arguments
 
     def about(step: int) -> dict[str, Any]:
         return {
             "key": np.asarray(jax.random.key_data(key)).tolist(),
-            "rows": [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(rows)],
+            "rows": [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(training.rows)],
             "examples seen": batches.seen(step),
         }
 
-    step, carry = 0, _initialise(svi, prepare, init_key, prepare_key, rows, batches[0])
+    step, carry = 0, training.initial()
     with ExitStack() as stack:
         checkpoints, log_file = None, None
         interrupted = threading.Event()
@@ -139,14 +144,13 @@ def fit(
         log = Log(log_file, label, step)
         bar = stack.enter_context(tqdm(total=steps, initial=step, desc=label, unit=" steps", disable=not progress))
 
-        take_step = jax.jit(functools.partial(_step, svi, prepare), donate_argnums=0)
-        carry = put_on_device(carry)
+        carry = training.devices.replicate(carry)
         in_flight: deque[jax.Array] = deque()
         logged, logged_at = step, time.monotonic()
         saved_at = logged_at
         try:
             while step < steps:
-                carry, loss = take_step(carry, prepare_key, rows, batches[step])
+                carry, loss = training.take_step(carry, step)
                 step += 1
                 bar.update()
                 in_flight.append(loss)
@@ -161,7 +165,7 @@ def fit(
                         "rate": (step - logged) / (time.monotonic() - logged_at),
                     }
                     if validate is not None and validating:
-                        values = validate(jax.tree.map(jnp.copy, svi.get_params(carry.svi)))  # ours are donated
+                        values = validate(on_one_device(jax.tree.map(jnp.copy, svi.get_params(carry.svi))))  # ours are donated
                         entry |= {f"validation_{name}": float(value) for name, value in values.items()}
                     log.add(step, entry)
                     bar.set_postfix_str(
@@ -187,13 +191,117 @@ def fit(
             raise KeyboardInterrupt(
                 f"{label} stopped after step {step} of {steps}. The same call resumes from {checkpoints.path(step)}."
             ) from None
-        return FitResult(svi.get_params(carry.svi), carry.svi, log.entries, step)
+        return _result(svi, carry, log, step)
 
 
-def put_on_device(tree: Any) -> Any:
-    """The one place that decides where arrays live: the default device."""
-    (device,) = jnp.zeros(()).devices()
-    return jax.device_put(tree, device)
+def _result(svi: SVI, carry: _Carry, log: Log, step: int) -> FitResult:
+    return FitResult(on_one_device(svi.get_params(carry.svi)), on_one_device(carry.svi), log.entries, step)
+
+
+# --- One training, set up -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What `fit` runs: examples in their order, the state before the first step, and the compiled step."""
+
+    svi: SVI
+    rows: tuple
+    batches: Batches
+    prepare: Prepare
+    init_key: jax.Array
+    prepare_key: jax.Array
+    devices: Devices
+
+    @classmethod
+    def set_up(
+        cls, svi: SVI, rows: tuple, steps: int, batch_size: int | Callable[[int], int], key: jax.Array, prepare: Prepare
+    ) -> "Training":
+        devices = all_devices()
+        rows = devices.replicate(rows)
+        init_key, shuffle_key, prepare_key = jax.random.split(key, 3)
+        batches = Batches(shuffle_key, _count(rows), batch_size, steps)
+        return cls(svi, rows, batches, prepare, init_key, devices.replicate(prepare_key), devices)
+
+    def initial(self) -> _Carry:
+        """The state before the first step, and before it is put on the devices."""
+
+        def init(key, prepare_key, rows, indices):
+            args, kwargs = self._arguments(prepare_key, rows, indices, jnp.int32(0))
+            return self.svi.init(key, *args, **kwargs)
+
+        # It runs once, so what counts is to compile it: faster as one program, and again with few optimisations.
+        quickly = jax.jit(
+            init, compiler_options={"xla_backend_optimization_level": 1}, out_shardings=self.devices.everywhere
+        )
+        given = self.devices.replicate(self.init_key), self.prepare_key, self.rows, self.devices.split(self.batches[0])
+        state = quickly(*given)
+        try:
+            self.svi.get_params(state)
+        except jax.errors.UnexpectedTracerError:  # the model makes the arrays of a constraint, and the SVI keeps them
+            state = init(*given)
+        nothing = jnp.zeros(())
+        carry = _Carry(state, jnp.int32(0), nothing, jnp.int32(0), jnp.bool_(False), nothing)
+        # Copied, since an optimiser may hold a buffer twice and each is donated once; of definite type, as when restored.
+        return jax.tree.map(lambda leaf: jnp.array(leaf, dtype=leaf.dtype, copy=True), carry)
+
+    @functools.cached_property
+    def program(self) -> Any:
+        """The step, to be compiled: `(carry, prepare_key, rows, indices) -> (carry, loss)`; it takes the carry's memory."""
+        return jax.jit(self._step, donate_argnums=0, out_shardings=self.devices.everywhere)
+
+    def arguments(self, carry: _Carry, step: int) -> tuple:
+        """The arguments of `program` for this step."""
+        return carry, self.prepare_key, self.rows, self.devices.split(self.batches[step])
+
+    def take_step(self, carry: _Carry, step: int) -> tuple[_Carry, jax.Array]:
+        """The state after this step, counted from 0, and its loss. `carry` is used up."""
+        return self.program(*self.arguments(carry, step))
+
+    def _arguments(
+        self, key: jax.Array, rows: tuple, indices: jax.Array, step: jax.Array
+    ) -> tuple[tuple, dict[str, Any]]:
+        batch = jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), rows)
+        return self.prepare(jax.random.fold_in(key, step), step, *self.devices.keep_split(batch))
+
+    def _step(self, carry: _Carry, key: jax.Array, rows: tuple, indices: jax.Array) -> tuple[_Carry, jax.Array]:
+        """One SVI update; once a loss or an updated parameter is not finite, the state stays as it was before, for good."""
+        args, kwargs = self._arguments(key, rows, indices, carry.step)
+        updated, loss = self.svi.update(carry.svi, *args, **kwargs)
+        changed = jax.tree.leaves((self.svi.optim.get_params(updated.optim_state), updated.mutable_state))
+        finite = functools.reduce(jnp.logical_and, [jnp.isfinite(leaf).all() for leaf in (loss, *changed)])
+        good = finite & ~carry.diverged
+        return _Carry(
+            svi=jax.tree.map(functools.partial(jnp.where, good), updated, carry.svi),
+            step=carry.step + good,
+            loss_sum=carry.loss_sum + jnp.where(good, loss, 0.0),
+            loss_count=carry.loss_count + good,
+            diverged=~good,
+            bad_loss=jnp.where(carry.diverged, carry.bad_loss, loss),
+        ), loss
+
+
+class _SetUp(Exception):
+    """Carries a training out of the function that was about to run it."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__("The training was set up, and not run.")
+        self.training = training
+
+
+_only_set_up: ContextVar[bool] = ContextVar("only_set_up", default=False)
+
+
+def training_of(function: Callable, *args: Any, **kwargs: Any) -> Training:
+    """The first training that `function(*args, **kwargs)` would run by `fit`: set up, to be looked at or timed."""
+    token = _only_set_up.set(True)
+    try:
+        function(*args, **kwargs)
+    except _SetUp as found:
+        return found.training
+    finally:
+        _only_set_up.reset(token)
+    raise ValueError(f"{function} returned without a call of `fit`: there is no training in it.")
 
 
 def _count(rows: tuple) -> int:
@@ -207,52 +315,6 @@ def _rows_as_arguments(key: jax.Array, step: jax.Array, *rows: Any) -> tuple[tup
     return rows, {}
 
 
-def _arguments(
-    prepare: Prepare, key: jax.Array, rows: tuple, indices: jax.Array, step: jax.Array
-) -> tuple[tuple, dict]:
-    batch = jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), rows)
-    return prepare(jax.random.fold_in(key, step), step, *batch)
-
-
-def _initialise(
-    svi: SVI, prepare: Prepare, key: jax.Array, prepare_key: jax.Array, rows: tuple, indices: np.ndarray
-) -> _Carry:
-    def init(key, prepare_key, rows, indices):
-        args, kwargs = _arguments(prepare, prepare_key, rows, indices, jnp.int32(0))
-        return svi.init(key, *args, **kwargs)
-
-    # It runs once, so what counts is to compile it: faster as one program, and again with few optimisations.
-    quickly = jax.jit(init, compiler_options={"xla_backend_optimization_level": 1})
-    state = quickly(key, prepare_key, rows, indices)
-    try:
-        svi.get_params(state)
-    except jax.errors.UnexpectedTracerError:  # the model makes the arrays of a constraint, and the SVI keeps them
-        state = init(key, prepare_key, rows, indices)
-    nothing = jnp.zeros(())
-    carry = _Carry(state, jnp.int32(0), nothing, jnp.int32(0), jnp.bool_(False), nothing)
-    # Copied, since an optimiser may hold a buffer twice and each is donated once; of definite type, as when restored.
-    return jax.tree.map(lambda leaf: jnp.array(leaf, dtype=leaf.dtype, copy=True), carry)
-
-
-def _step(
-    svi: SVI, prepare: Prepare, carry: _Carry, key: jax.Array, rows: tuple, indices: jax.Array
-) -> tuple[_Carry, jax.Array]:
-    """One SVI update; once a loss or an updated parameter is not finite, the state stays as it was before, for good."""
-    args, kwargs = _arguments(prepare, key, rows, indices, carry.step)
-    updated, loss = svi.update(carry.svi, *args, **kwargs)
-    changed = jax.tree.leaves((svi.optim.get_params(updated.optim_state), updated.mutable_state))
-    finite = functools.reduce(jnp.logical_and, [jnp.isfinite(leaf).all() for leaf in (loss, *changed)])
-    good = finite & ~carry.diverged
-    return _Carry(
-        svi=jax.tree.map(functools.partial(jnp.where, good), updated, carry.svi),
-        step=carry.step + good,
-        loss_sum=carry.loss_sum + jnp.where(good, loss, 0.0),
-        loss_count=carry.loss_count + good,
-        diverged=~good,
-        bad_loss=jnp.where(carry.diverged, carry.bad_loss, loss),
-    ), loss
-
-
 def _forget_losses(carry: _Carry) -> _Carry:
     return carry._replace(loss_sum=jnp.zeros_like(carry.loss_sum), loss_count=jnp.zeros_like(carry.loss_count))
 
@@ -261,7 +323,7 @@ def _stop_if_diverged(svi: SVI, carry: _Carry, log: Log, checkpoints: Checkpoint
     if not carry.diverged:
         return
     step, loss = int(carry.step), float(carry.bad_loss)
-    result = FitResult(svi.get_params(carry.svi), carry.svi, log.entries, step)
+    result = _result(svi, carry, log, step)
     kept = "in `result` of this error"
     if checkpoints is not None:
         checkpoints.save(step, carry._replace(diverged=jnp.zeros_like(carry.diverged)))
