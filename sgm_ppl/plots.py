@@ -30,6 +30,9 @@ __all__ = [
     "draw_positions",
     "draw_rows",
     "mosaic",
+    "saved",
+    "show",
+    "spaced",
 ]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#b2182b")  # for all eyes
@@ -51,7 +54,7 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def _saved(path: Path, width: float, height: float, dpi: int = 150) -> Iterator[Figure]:
+def saved(path: Path, width: float, height: float, dpi: int = 150) -> Iterator[Figure]:
     """A figure of that many inches to draw on, written to `path` afterwards, whole or not at all."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -73,7 +76,8 @@ def mosaic(rows: Sequence[np.ndarray], gap: int = 1) -> np.ndarray:
     return sheet
 
 
-def _show(axes: Any, picture: np.ndarray) -> None:
+def show(axes: Any, picture: np.ndarray) -> None:
+    """One picture, without axes."""
     axes.imshow(np.clip(picture, 0, 1), cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="equal")
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
@@ -81,7 +85,7 @@ def _show(axes: Any, picture: np.ndarray) -> None:
 
 def _show_rows(axes: Any, rows: Sequence[np.ndarray], labels: Sequence[str], gap: int = 1) -> None:
     """A mosaic with a word beside each row."""
-    _show(axes, mosaic(rows, gap))
+    show(axes, mosaic(rows, gap))
     pitch = rows[0].shape[1] + gap
     axes.set_yticks([i * pitch + (pitch - gap) / 2 - 0.5 for i in range(len(rows))], labels)
     axes.tick_params(length=0)
@@ -94,7 +98,7 @@ def draw_rows(path: Path, rows: Mapping[str, np.ndarray], *, title: str = "") ->
     columns = max(len(row) for _, row in every)
     height, width = every[0][1].shape[1:3]
     cell = min(0.75, 9.0 / columns)
-    with _saved(path, 1.4 + cell * columns, (0.35 if title else 0.1) + cell * height / width * len(every)) as figure:
+    with saved(path, 1.4 + cell * columns, (0.35 if title else 0.1) + cell * height / width * len(every)) as figure:
         axes = figure.subplots()
         _show_rows(axes, [row for _, row in every], labels)
         if title:
@@ -120,7 +124,7 @@ def draw_blocks(path: Path, columns: Mapping[str, Sequence[Block]]) -> None:
     first = next(iter(columns.values()))[0]
     rows, across = len(first.rows), len(first.examples)
     cell = 0.36
-    with _saved(path, len(columns) * (across * cell + 0.25) + 0.75, count * (rows * cell + 0.18) + 0.3) as figure:
+    with saved(path, len(columns) * (across * cell + 0.25) + 0.75, count * (rows * cell + 0.18) + 0.3) as figure:
         grid = figure.subplots(count, len(columns), squeeze=False)
         for j, (title, blocks) in enumerate(columns.items()):
             grid[0, j].set_title(title)
@@ -148,11 +152,11 @@ def draw_marginals(
         bound if name in periods else max(bound, 1.05 * float(np.quantile(np.abs(v), 0.995)))
         for name, bound, v in zip(names, bounds, values, strict=True)
     ]
-    with _saved(path, 1.5 + 1.5 * dim, 0.62 * count + 0.5) as figure:
+    with saved(path, 1.5 + 1.5 * dim, 0.62 * count + 0.5) as figure:
         grid = figure.subplots(count, 2 + dim, squeeze=False, width_ratios=[0.45, 0.45, *[1.0] * dim])
         for i in range(count):
             for axes, image in zip(grid[i, :2], (images[i], prototypes[i]), strict=True):
-                _show(axes, image)
+                show(axes, image)
             for j, (name, end) in enumerate(zip(names, ends, strict=True)):
                 axes = grid[i, 2 + j]
                 centres, density = _density(values[j][i], end, name in periods)
@@ -164,7 +168,7 @@ def draw_marginals(
                 labelled = bounds[j] if bounds[j] > end / 2 else end  # labels of narrow bounds would overlap
                 axes.set_xticks([-labelled, 0, labelled], [_short(v) for v in (-labelled, 0, labelled)])
                 axes.tick_params(labelbottom=last, labelsize=7, length=2)
-        for axes, title in zip(grid[0], ["x", "x̂", *(_spaced(name) for name in names)], strict=True):
+        for axes, title in zip(grid[0], ["x", "x̂", *(spaced(name) for name in names)], strict=True):
             axes.set_title(title)
 
 
@@ -187,7 +191,8 @@ def _short(value: float) -> str:
     return f"{value:.2g}".replace("-", "−")
 
 
-def _spaced(name: str) -> str:
+def spaced(name: str) -> str:
+    """A name as it is written below an axis."""
     return name.replace("_", " ")
 
 
@@ -198,9 +203,9 @@ def draw_chains(path: Path, chains: Sequence[np.ndarray], magnitudes: np.ndarray
     """
     columns, count = len(chains), len(chains[0])
     names = ["x", *(f"x̂{_subscript(i)}" for i in range(1, columns))]
-    with _saved(path, 0.6 * columns + 3.4, max(0.6 * count + 0.4, 2.4)) as figure:
+    with saved(path, 0.6 * columns + 3.4, max(0.6 * count + 0.4, 2.4)) as figure:
         left, right = figure.subplots(1, 2, width_ratios=[0.6 * columns, 3.0])
-        _show(left, mosaic([np.stack([chain[i] for chain in chains]) for i in range(count)]))
+        show(left, mosaic([np.stack([chain[i] for chain in chains]) for i in range(count)]))
         pitch = chains[0].shape[2] + 1
         left.set_xticks([j * pitch + (pitch - 1) / 2 for j in range(columns)], names)
         left.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
@@ -227,7 +232,7 @@ def _subscript(number: int) -> str:
 
 def draw_losses(path: Path, stages: Mapping[str, Mapping[str, tuple[Sequence[int], Sequence[float]]]]) -> None:
     """One panel a stage, one line for each of its named series (steps, values)."""
-    with _saved(path, 4.0 * len(stages), 2.6) as figure:
+    with saved(path, 4.0 * len(stages), 2.6) as figure:
         grid = figure.subplots(1, len(stages), squeeze=False)[0]
         for axes, (stage, series) in zip(grid, stages.items(), strict=True):
             for colour, (name, (steps, values)) in zip(COLOURS, series.items(), strict=False):
@@ -259,7 +264,7 @@ def draw_curves(
     expected: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
 ) -> None:
     """A panel for each title: named lines (x, y), and where `expected` has that title, a dashed one."""
-    with _saved(path, 3.6 * len(panels) + 0.8, 3.2) as figure:
+    with saved(path, 3.6 * len(panels) + 0.8, 3.2) as figure:
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for axes, (title, lines) in zip(grid, panels.items(), strict=True):
             for i, (name, (x, y)) in enumerate(lines.items()):
@@ -280,12 +285,12 @@ def draw_positions(
 ) -> None:
     """A row for each name: images, a density of their positions [n, 2], and the same for a second set.  SGM figure 17."""
     shown = 12
-    with _saved(path, 11.0, 1.75 * len(rows) + 0.3) as figure:
+    with saved(path, 11.0, 1.75 * len(rows) + 0.3) as figure:
         grid = figure.subplots(len(rows), 4, squeeze=False, width_ratios=[1.6, 1, 1.6, 1])
         for i, (name, (images, places, again, new_places)) in enumerate(rows.items()):
             for j, (some, where) in enumerate(((images, places), (again, new_places))):
                 some = some[:shown]
-                _show(grid[i, 2 * j], mosaic([some[: shown // 2], some[shown // 2 :]]))
+                show(grid[i, 2 * j], mosaic([some[: shown // 2], some[shown // 2 :]]))
                 axes = grid[i, 2 * j + 1]
                 finite = where[np.isfinite(where).all(1)]
                 axes.hist2d(finite[:, 0], finite[:, 1], bins=24, range=[limits, limits], cmap="Blues")
