@@ -104,7 +104,14 @@ class TrainEquiVae(EquiVaeOptions, Config):
     """Number of labelled training images, as many of each class; the others are unlabelled. None labels all."""
 
 
-LAPTOP: dict[str, Any] = {"steps": 3_600, "doublings": 2, "per_class": 8, "learning_rate": 3e-3, "final": 0.02}
+LAPTOP: dict[str, Any] = {
+    "steps": 9_000,
+    "batch_size": 64,
+    "doublings": 1,
+    "per_class": 8,
+    "learning_rate": 2e-3,
+    "final": 0.02,
+}
 SMOKE: dict[str, Any] = {
     "train": 200,
     "steps": 4,

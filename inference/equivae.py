@@ -38,6 +38,8 @@ __all__ = [
     "unlabelled_bound",
 ]
 
+FOR_CLASS_MEANS = 100  # images of each class, for the validation error
+
 
 class Bound(NamedTuple):
     """A lower bound for each image, [n], and its parts: elbo = reconstruction − kl + label."""
@@ -271,17 +273,18 @@ def _validation(
     pool: LabelledPool, held_out: tuple[np.ndarray, np.ndarray], nets: EquiVAENets, recipe: Recipe, key: Array
 ) -> Callable[[dict[str, Any]], dict[str, Array]]:
     x, y = jnp.asarray(held_out[0]), jnp.asarray(check_class_labels(held_out[1], len(held_out[0]), nets.classes))
-    draw_key, choose_key, bound_key = jax.random.split(key, 3)
-    others = jax.jit(pool.draw, static_argnums=1)(draw_key, recipe.per_class)
+    draw_key, mean_key, choose_key, bound_key = jax.random.split(key, 4)
+    draw = jax.jit(pool.draw, static_argnums=1)
+    others, many = draw(draw_key, recipe.per_class), draw(mean_key, FOR_CLASS_MEANS)
     weights = choose(choose_key, others, jnp.full(len(x), NOBODY), recipe.m_max)
-    there = (others.members != NOBODY)[..., None]
+    there = (many.members != NOBODY)[..., None]
 
     @jax.jit
     def validate(params: dict[str, Any]) -> dict[str, Array]:
         bound = labelled_bound(bound_key, params, x, y, weights, complementary=others.images, nets=nets)
         with handlers.block(), handlers.substitute(data=params):
             invariant = nets.invariant()
-        embedded, mine = (invariant.summarise(invariant.features(images)) for images in (others.images, x))
+        embedded, mine = (invariant.summarise(invariant.features(images)) for images in (many.images, x))
         means = (there * embedded).sum(1) / there.sum(1)
         nearest = jnp.square(mine[:, None] - means).sum(-1).argmin(-1)
         return {**{name: term.mean() for name, term in bound._asdict().items()}, "error": (nearest != y).mean()}

@@ -19,7 +19,10 @@ from sgm_ppl.nets import MLP, flatten_images, positive_scale
 __all__ = ["ImageDecoder", "ImageEncoder", "InvariantEmbedding", "LabelPosterior", "StyleEncoder"]
 
 FILTERS = (8, 16, 32, 64, 64)
-RELU_INIT = nn.initializers.he_normal()  # not in the paper; keeps the scale of signals through rectified layers
+# Not in the paper; they keep the scale of signals through rectified layers. A quarter of a transposed kernel's taps, with
+# stride 2, meets every pixel.
+RELU_INIT = nn.initializers.he_normal()
+UP_INIT = nn.initializers.variance_scaling(4 * 2.0, "fan_in", "truncated_normal")
 CLASSIFIER_HIDDEN = (128, 64)
 
 
@@ -74,7 +77,7 @@ class ImageDecoder(nn.Module):
             both = nn.relu(nn.Dense(units, kernel_init=RELU_INIT)(both))
         x = both.reshape(*batch, *smallest)
         for (height, width), features in zip(shapes[-2::-1], self.filters[-2::-1], strict=True):
-            x = nn.relu(Conv5x5(features, "up", kernel_init=RELU_INIT)(x))
+            x = nn.relu(Conv5x5(features, "up", kernel_init=UP_INIT)(x))
             if (height, width) != shapes[0]:  # the last convolution takes folded images
                 x = unfold(x)[..., :height, :width, :]
         return unfold(Conv5x5(colours, "same")(x))
@@ -102,7 +105,7 @@ class InvariantEmbedding(nn.Module):
 
 
 class StyleEncoder(nn.Module):
-    """(x, r) → μ, σ of q(v | r, x), which are 0 and 1 at first.  EquiVAE Eq. (3).
+    """(x, r) → μ, σ of q(v | r, x); σ is 1 at first.  EquiVAE Eq. (3).
 
     `r` may have leading axes that `x` lacks: the convolutions see every image once.
     """
@@ -117,8 +120,10 @@ class StyleEncoder(nn.Module):
         parts = [ImageEncoder(self.filters, wide)(x), nn.relu(nn.Dense(narrow, kernel_init=RELU_INIT)(r))]
         batch = jnp.broadcast_shapes(*(part.shape[:-1] for part in parts))
         both = jnp.concatenate([jnp.broadcast_to(part, (*batch, part.shape[-1])) for part in parts], -1)
-        heads = [MLP((narrow,), self.latent, nn.relu, norm=False, zero_init_last=True)(both) for _ in range(2)]
-        return heads[0], positive_scale(heads[1])
+        mean, scale = (
+            MLP((narrow,), self.latent, nn.relu, norm=False, zero_init_last=zero)(both) for zero in (False, True)
+        )
+        return mean, positive_scale(scale)
 
 
 class LabelPosterior(nn.Module):
