@@ -16,6 +16,7 @@ import sgm_ppl
 from sgm_ppl.experiments import registry
 from sgm_ppl.experiments.ask import QUESTIONS, ask
 from sgm_ppl.experiments.data_commands import list_sets, prepare_set, show_set
+from sgm_ppl.experiments.graph import graph
 from sgm_ppl.experiments.launch import UsageError, evaluate, launch, unknown
 
 __all__ = ["main"]
@@ -119,6 +120,7 @@ def commands() -> dict[str, Command]:
             questions, "ask a trained SGM: prototypes, densities, other versions of an image", "QUESTION RUN"
         ),
         "experiment": Command(experiment, "reproduce a result", "NAME"),
+        "graph": Command(graph, "draw the plate diagram of a model", "MODEL"),
         "data": Command(data, "image sets: what there is, what it looks like, how to get it", "list|show|prepare"),
     }
 
