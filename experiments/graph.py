@@ -34,18 +34,15 @@ def graph(prog: str, arguments: Sequence[str]) -> None:
 
     width = max(map(len, GALLERY))
     models = "\n".join(f"  {name:<{width}}   {exhibit.about}" for name, exhibit in GALLERY.items())
-    about = (
-        "draw the plate diagram of a model: observed sites are grey, computed ones dotted; arrows of the model are solid, "
-        f"those of the guide dashed. Models:\n{models}\n"
-    )
-    options = parse(GraphOptions, arguments, prog, about, f"{prog} joint --out joint.svg")
+    about = "draw the plate diagram of a model: solid arrows are the model's, dashed ones the guide's; observed sites are grey"
+    options = parse(GraphOptions, arguments, prog, about, f"{prog} joint --out joint.svg\n\nModels:\n{models}")
     if options.model not in GALLERY:
         raise UsageError(unknown("model", options.model, list(GALLERY)))
     path = options.out or Path(f"{options.model}.png")
     if path.suffix not in (*PICTURES, ".dot"):
         raise UsageError(f"--out is a file with one of the suffixes {', '.join(PICTURES)} and .dot; got {path}.")
     if path.exists() and not options.overwrite:
-        raise FileExistsError(f"{path} exists. Choose another --out, or say --overwrite.")
+        raise FileExistsError(f"{path} exists already. Choose another --out, or set --overwrite.")
     from sgm_ppl.files import write_atomically
     from sgm_ppl.graphs import draw_graph, to_dot
     from sgm_ppl.models.gallery import graph_of

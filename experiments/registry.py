@@ -101,6 +101,10 @@ EXPERIMENTS = {
         "sgm_ppl.experiments.elbo_vs_two_stage:ElboVsTwoStage",
         "one program trained by the joint bound and in two stages, for growing families (SGM appendix A)",
     ),
+    "amortisation": Entry(
+        "sgm_ppl.experiments.amortisation:Amortisation",
+        "how good an amortised guide is: NUTS, simulation-based calibration, predictive checks",
+    ),
 }
 
 

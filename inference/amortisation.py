@@ -40,9 +40,7 @@ class Discrepancy:
         width = max(map(len, self.columns), default=0)
         lines = [f"{'':<{width}}  |shift| / sd  sd ratio  Wasserstein / sd   medians over {len(self.mean)} images"]
         for i, name in enumerate(self.columns):
-            shift, ratio, distance = (
-                np.median(a[:, i]) for a in (np.abs(self.shift), self.sd_ratio, self.wasserstein)
-            )
+            shift, ratio, distance = (np.median(a[:, i]) for a in (np.abs(self.shift), self.sd_ratio, self.wasserstein))
             lines.append(f"{name:<{width}}  {shift:<12.3f}  {ratio:<8.3f}  {distance:.3f}")
         return "\n".join([*lines, f"joint energy distance, in [0, 1]: {np.median(self.energy):.3f}"])
 

@@ -104,7 +104,9 @@ def calibrate(
         raise ValueError(f"`sites` names latents that model and guide have in common, {shared}; got {unknown}.")
     sites = list(sites or shared)
     if not sites:
-        raise ValueError(f"The guide draws {sorted(draws)} and the model {sorted(truth)}: they have no latent in common.")
+        raise ValueError(
+            f"The guide draws {sorted(draws)} and the model {sorted(truth)}: they have no latent in common."
+        )
     columns, values = columns_of(draws, names, sites)
     _, true = columns_of({name: np.asarray(truth[name])[None] for name in sites}, names, sites)
     if not np.isfinite(values).all() or not np.isfinite(true).all():

@@ -42,6 +42,14 @@ class Devices:
             return tree
         return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, self._of(leaf.shape[0])), tree)
 
+    def gather(self, tree: Any) -> Any:
+        """Inside of a program: every array whole again, on every device and every host."""
+        return tree if self.count == 1 else jax.lax.with_sharding_constraint(tree, self.everywhere)
+
+    def multiple(self, number: int) -> int:
+        """The next multiple of the number of devices."""
+        return -(-number // self.count) * self.count
+
     def _of(self, length: int) -> NamedSharding:
         return self.everywhere if length % self.count else self.spread
 

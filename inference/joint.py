@@ -18,6 +18,7 @@ from numpyro.infer import ELBO, SVI, Trace_ELBO, TraceMeanField_ELBO
 from sgm_ppl.inference.fit import FitResult, fit
 from sgm_ppl.inference.optim import Schedule
 from sgm_ppl.models.joint import JointNets
+from sgm_ppl.models.latents import mean_over_images
 from sgm_ppl.models.sgm import Program
 
 __all__ = [
@@ -95,11 +96,10 @@ def fit_joint(
     in the log, without β: `validation_likelihood`, `validation_kl_eta`, … and their sum, `validation_elbo`.
     """
     rows = jnp.asarray(x)
-    share = 1 / min(training.batch_size, rows.shape[0])
 
     def with_beta(program: Program) -> Program:
         def weighed(x: Array, beta: Array) -> Any:
-            with handlers.scale(scale=share), weighted(sites=beta_sites, scale=beta):
+            with mean_over_images(total=rows.shape[0]), weighted(sites=beta_sites, scale=beta):
                 return program(x)
 
         return weighed

@@ -75,7 +75,9 @@ def nuts(
         raise ValueError(f"`params` must hold every parameter of the model; {missing} would start from scratch.")
     latents = {n: site for n, site in found.items() if site["type"] == "sample" and not site["is_observed"]}
     if outside := [name for name, site in latents.items() if plate_frame(site) is None]:
-        raise ValueError(f'Images have posteriors of their own only where every latent is in "{PLATE}"; {outside} are not.')
+        raise ValueError(
+            f'Images have posteriors of their own only where every latent is in "{PLATE}"; {outside} are not.'
+        )
     continuous = {n: site for n, site in latents.items() if not site["fn"].is_discrete}
     if not continuous:
         raise ValueError(f"NUTS needs a continuous latent; the model has {sorted(latents)}.")
@@ -88,7 +90,9 @@ def nuts(
     shapes = {name: (len(start[name]), num_images, *_shape_of(site)) for name, site in continuous.items()}
     for name, shape in shapes.items():
         if np.shape(start[name]) != shape:
-            raise ValueError(f'`start` of "{name}" must be [chains, images, ...], {shape}; got {np.shape(start[name])}.')
+            raise ValueError(
+                f'`start` of "{name}" must be [chains, images, ...], {shape}; got {np.shape(start[name])}.'
+            )
     settings = {
         "num_warmup": num_warmup,
         "num_samples": num_samples,
@@ -211,7 +215,9 @@ def _summed_out(model: Callable, continuous: Trace, discrete: Trace) -> Callable
     grid = [axis.reshape(-1) for axis in jnp.meshgrid(*supports, indexing="ij")]
     shapes = [site["value"].shape for site in discrete.values()]
     if any(np.prod(shape) != 1 for shape in shapes):
-        raise ValueError(f"A discrete latent must be one number for each image; got {dict(zip(discrete, shapes, strict=True))}.")
+        raise ValueError(
+            f"A discrete latent must be one number for each image; got {dict(zip(discrete, shapes, strict=True))}."
+        )
 
     def program(*args: Any) -> None:
         with handlers.block(), handlers.seed(rng_seed=0), handlers.trace() as trace:

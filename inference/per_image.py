@@ -20,6 +20,8 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import get_importance_trace
 from tqdm import tqdm
 
+from sgm_ppl.inference.devices import Devices, all_devices
+
 PLATE = "images"
 
 Trace = Mapping[str, dict[str, Any]]
@@ -48,7 +50,7 @@ def map_pairs(
     `measure` sees a model trace replayed against a guide trace, both with "log_prob" at every sample site, and
     returns arrays (or a dict of them) with the images on the first axis. Device memory is that of particle_chunk ×
     image_chunk runs, whatever the number of particles and images. One compilation serves all chunks: the last ones
-    are padded, and cut.
+    are padded, and cut. Where there are several devices, each runs particles of its own.
 
     Positional arrays with the leading axis of the first positional array are per image, and are sliced; everything
     else, and every keyword argument, is handed to each run whole. With `image_chunk=None`, or where the "images"
@@ -68,17 +70,20 @@ def map_pairs(
 
     num_chunks = -(-num_groups // (image_chunk or 1))
     groups_at_once = -(-num_groups // num_chunks)
-    particles_at_once = min(num_particles, particle_chunk)
+    devices = all_devices()
+    particles_at_once = devices.multiple(min(num_particles, particle_chunk * devices.count))
+    params = devices.replicate(params)
     out: Any = None
     with tqdm(total=num_particles * num_groups * group, desc=description, unit="run", disable=not progress) as bar:
         for first_group in range(0, num_groups, groups_at_once):
             groups = np.minimum(np.arange(first_group, first_group + groups_at_once), num_groups - 1)
-            arrays = call.take(groups, group)
+            arrays = devices.replicate(call.take(groups, group))
             images = slice(first_group * group, min(first_group + groups_at_once, num_groups) * group)
             for first in range(0, num_particles, particles_at_once):
                 particles = np.arange(first, first + particles_at_once)
+                keys = devices.split(_pair_keys(key, particles, groups))
                 # Waiting for every chunk keeps a single one in memory.
-                chunk = jax.device_get(_run_chunk(program, params, _pair_keys(key, particles, groups), arrays))
+                chunk = jax.device_get(_run_chunk(program, devices, params, keys, arrays))
                 if out is None:
                     out = jax.tree.map(partial(_room_for, num_particles, num_groups * group), chunk)
                 rows = slice(first, min(first + particles_at_once, num_particles))
@@ -208,8 +213,8 @@ def _pair_keys(key: jax.Array, particles: jax.Array, groups: jax.Array) -> jax.A
     return jax.vmap(over_groups, in_axes=(0, None))(particles, groups)
 
 
-@partial(jax.jit, static_argnums=0)
-def _run_chunk(program: _Program, params: Any, keys: jax.Array, arrays: list[Any]) -> Any:
+@partial(jax.jit, static_argnums=(0, 1))
+def _run_chunk(program: _Program, devices: Devices, params: Any, keys: jax.Array, arrays: list[Any]) -> Any:
     model, guide = program.model.value, program.guide.value
 
     def run(keys: jax.Array, arrays: list[Any]) -> Any:
@@ -226,7 +231,7 @@ def _run_chunk(program: _Program, params: Any, keys: jax.Array, arrays: list[Any
     in_axes = [0 if kind == _PER_IMAGE else None for kind in program.layout if not isinstance(kind, _Static)]
     over_groups = jax.vmap(run, in_axes=(0, in_axes))
     out = jax.vmap(over_groups, in_axes=(0, None))(keys, arrays)  # [particles, groups, group, ...]
-    return jax.tree.map(lambda a: a.reshape(a.shape[0], -1, *a.shape[3:]), out)
+    return devices.gather(jax.tree.map(lambda a: a.reshape(a.shape[0], -1, *a.shape[3:]), out))
 
 
 def trace_abstractly(fn: Callable, params: Any, args: tuple, kwargs: dict[str, Any]) -> Trace:

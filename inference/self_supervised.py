@@ -50,6 +50,7 @@ class SelfSupervised(ELBO):
         hardly moves weights that are sure and wrong; a logarithm does.
     anchor: weight of `distance_to_natural_pose`, for guides with a site "pose". The paper does not say which member of an
         orbit becomes the prototype.
+    rest: weight of E |η / η_max|², η ~ q_ω(η | x̂): a prototype is its own prototype.  SGM figure 11.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class SelfSupervised(ELBO):
         multiplier: float = 1.0,
         agreement: float = 0.0,
         anchor: float = 0.0,
+        rest: float = 0.0,
     ) -> None:
         if num_augmentations < 1:
             raise ValueError(f"`num_augmentations` must be at least 1; got {num_augmentations}.")
@@ -77,6 +79,7 @@ class SelfSupervised(ELBO):
         self.multiplier = multiplier
         self.agreement = agreement
         self.anchor = anchor
+        self.rest = rest
 
     def loss_with_mutable_state(
         self, rng_key: Array, param_map: dict[str, Any], model: Callable, guide: Callable, *args: Any, **kwargs: Any
@@ -91,7 +94,8 @@ class SelfSupervised(ELBO):
         seen = jnp.concatenate(images)
 
         program = handlers.seed(handlers.substitute(guide, data=param_map), guide_key)
-        trace = handlers.trace(program).get_trace(seen.reshape(-1, *x.shape[1:]), **kwargs)
+        look = handlers.trace(program).get_trace
+        trace = look(seen.reshape(-1, *x.shape[1:]), **kwargs)
         log_weights, eta = hypotheses(trace["eta"]["fn"], draw_key if self.probabilistic else None)
         per_batch = seen.shape[:2]
         every = _View(seen, log_weights.reshape(*per_batch, -1), eta.reshape(*per_batch, *eta.shape[-2:]))
@@ -105,7 +109,20 @@ class SelfSupervised(ELBO):
         if self.anchor and "pose" in trace:
             pose = jax.tree.map(lambda a: a.reshape(*per_batch, *a.shape[1:])[:batches], trace["pose"]["value"])
             loss += self.anchor * distance_to_natural_pose(self.transform, x, eta_rnd, pose).mean()
+        if self.rest:
+            settled = look(jax.lax.stop_gradient(self._most_likely_prototypes(first)), **kwargs)
+            loss += self.rest * self._restlessness(*hypotheses(settled["eta"]["fn"], None))
         return {"loss": loss, "mutable_state": None}
+
+    def _most_likely_prototypes(self, view: _View) -> Array:
+        """One prototype for each image of the view, in one row."""
+        best = view.log_weights.argmax(-1)[..., None, None]
+        eta = jnp.take_along_axis(view.eta, best, -2)[..., 0, :]
+        x_hat = self.transform(eta).inverse()(view.x)
+        return x_hat.reshape(-1, *x_hat.shape[-3:])
+
+    def _restlessness(self, log_weights: Array, eta: Array) -> Array:
+        return (jnp.exp(log_weights) * jnp.square(eta / self.transform.bounds).mean(-1)).sum(-1).mean()
 
     def _disagreement(self, first: _View, second: _View) -> Array:
         if self.composed:

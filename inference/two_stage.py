@@ -18,7 +18,9 @@ from sgm_ppl.images import gaussian_blur
 from sgm_ppl.inference.fit import FitResult, fit
 from sgm_ppl.inference.optim import Schedule
 from sgm_ppl.inference.self_supervised import SelfSupervised, nothing
+from sgm_ppl.models.check_prior import check_prior
 from sgm_ppl.models.encoders import PlainEncoder, prototype_guide
+from sgm_ppl.models.latents import latent_guide, mean_over_images, trained_prior
 from sgm_ppl.models.priors import flow_prior
 from sgm_ppl.models.sgm import SGM, Program, bind, prior_of_pairs
 from sgm_ppl.transforms import Family
@@ -85,7 +87,6 @@ def fit_two_stage(
     encoder: nn.Module | None = None,
     stage_one: StageOne = PAPER_STAGE_ONE,
     stage_two: StageTwo = PAPER_STAGE_TWO,
-    prior_guide: Program = nothing,
     out: Path | None = None,
     progress: bool = True,
     validation: Array | np.ndarray | None = None,
@@ -93,27 +94,28 @@ def fit_two_stage(
     """First ω by self-supervision, then ψ by maximum likelihood on the inferred pairs (η, x̂).  SGM algorithm 1.
 
     x: images [n, height, width, channel] in [0, 1]. prior: a NumPyro program `prior(x_hat)` with a site "eta", by default
-    the paper's flow. encoder: a Linen module that maps images to a `Guess`, by default the paper's MLP. `prior_guide` is
-    for a prior with latents of its own. `validation` images give a validation loss in the log.
+    the paper's flow; it may want a keyword argument `transform`, and have latents of its own (`sgm_ppl.models.latents`).
+    encoder: a Linen module that maps images to a `Guess`, by default the paper's MLP. `validation` images give a validation
+    loss in the log.
     """
+    prior = check_prior(prior or flow_prior(transform, bounded=stage_one.bounded), transform, tuple(x.shape[1:]))
     one_key, two_key = jax.random.split(key)
     guide, first = train_encoder(
         x, transform=transform, key=one_key, encoder=encoder, settings=stage_one, out=out, progress=progress
     )
-    prior = prior or flow_prior(transform, bounded=stage_one.bounded)
     second = train_prior(
         x,
         transform=transform,
         key=two_key,
         guide=guide,
         prior=prior,
-        prior_guide=prior_guide,
         settings=stage_two,
         out=out,
         progress=progress,
         validation=validation,
     )
-    model = SGM(transform, bind(prior, second.params), guide, tuple(x.shape[1:]))
+    image_shape = tuple(x.shape[1:])
+    model = SGM(transform, trained_prior(prior, second.params, image_shape), guide, image_shape)
     return TwoStageResult(model, first, second)
 
 
@@ -169,13 +171,17 @@ def train_prior(
     key: Array,
     guide: Program,
     prior: Program,
-    prior_guide: Program = nothing,
     settings: StageTwo = PAPER_STAGE_TWO,
     out: Path | None = None,
     progress: bool = True,
     validation: Array | np.ndarray | None = None,
 ) -> FitResult:
-    """Stage 2: maximise log p_ψ(f(x) | x̂'), x̂' the prototype of a randomly transformed x.  SGM 3.1."""
+    """Stage 2: maximise log p_ψ(f(x) | x̂'), x̂' the prototype of a randomly transformed x.  SGM 3.1.
+
+    Of a prior with continuous latents of its own, a bound; then the parameters are those of their guide, too. Make a prior
+    of both with `trained_prior`.
+    """
+    prior = check_prior(prior, transform, tuple(x.shape[1:]))
     frozen = SGM(transform, prior, guide, tuple(x.shape[1:]))
     train_key, bank_key, validation_key = jax.random.split(key, 3)
 
@@ -198,7 +204,8 @@ def train_prior(
             x_hat = prototypes(key, images, count)
         return (jnp.repeat(eta, count, axis=0), x_hat.reshape(-1, *x.shape[1:])), {}
 
-    model = partial(prior_of_pairs, prior=prior)
+    model = partial(prior_of_pairs, prior=prior, num_images=x.shape[0])
+    prior_guide = mean_over_images(latent_guide(prior, tuple(x.shape[1:])), total=x.shape[0])
     svi = SVI(model, prior_guide, settings.schedule.optimiser(), Trace_ELBO(), train=True)
     validate = None
     if validation is not None:

@@ -113,7 +113,9 @@ def _arrows(relations: dict[str, Any], nodes: Collection[str]) -> tuple[Edge, ..
         for source in relations["sample_sample"][target]:
             yield from [source] if source in nodes else sources(source)
 
-    return tuple(dict.fromkeys((one, node) for node in relations["sample_sample"] if node in nodes for one in sources(node)))
+    return tuple(
+        dict.fromkeys((one, node) for node in relations["sample_sample"] if node in nodes for one in sources(node))
+    )
 
 
 def _with_images(guide: Callable, image_shape: tuple[int, ...]) -> None:

@@ -15,7 +15,9 @@ __all__ = ["draw_checks", "draw_pairs", "draw_ranks"]
 SHOWN = 400  # points of each kind in a panel
 
 
-def draw_pairs(path: Path, draws: Mapping[str, np.ndarray], names: Sequence[str], image: np.ndarray | None = None) -> None:
+def draw_pairs(
+    path: Path, draws: Mapping[str, np.ndarray], names: Sequence[str], image: np.ndarray | None = None
+) -> None:
     """Draws [n, columns] from several sources: every column's density, every pair of columns; the image in the corner."""
     dim = len(names)
     every = np.concatenate(list(draws.values()))
@@ -103,7 +105,11 @@ def _simultaneous_band(count: int, num_draws: int, repeats: int = 2000) -> np.nd
 
 
 def draw_checks(
-    path: Path, observed: np.ndarray, rows: Mapping[str, np.ndarray], names: Sequence[str], titles: Mapping[str, str] | None = None
+    path: Path,
+    observed: np.ndarray,
+    rows: Mapping[str, np.ndarray],
+    names: Sequence[str],
+    titles: Mapping[str, str] | None = None,
 ) -> None:
     """A row for each kind of replicates, [statistics, replicates, images]: each statistic's distribution, beside the data's.
 

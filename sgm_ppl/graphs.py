@@ -83,7 +83,9 @@ def draw_graph(path: Path, graph: Graph) -> None:
         for node, (x, y) in places.items():
             line = ":" if graph.nodes[node] == "Deterministic" else "-"
             fill = PALE if node in graph.observed else "white"
-            axes.add_patch(Circle((x, y), RADIUS, facecolor=fill, edgecolor=INK, linestyle=line, linewidth=1.1, zorder=3))
+            axes.add_patch(
+                Circle((x, y), RADIUS, facecolor=fill, edgecolor=INK, linestyle=line, linewidth=1.1, zorder=3)
+            )
             label = GREEK.get(node, node)
             axes.text(x, y, label, ha="center", va="center", fontsize=11 if len(label) < 5 else 6.5, zorder=4)
         for i, (node, kind) in enumerate(random.items()):
