@@ -121,6 +121,7 @@ def commands() -> dict[str, Command]:
         ),
         "experiment": Command(experiment, "reproduce a result", "NAME"),
         "graph": Command(graph, "draw the plate diagram of a model", "MODEL"),
+        "bench": Command(registry.bench, "measure speed, as a share of what the machine can do"),
         "data": Command(data, "image sets: what there is, what it looks like, how to get it", "list|show|prepare"),
     }
 

@@ -23,10 +23,11 @@ Rows are strings: nothing is imported before it is asked for, so the command lin
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-__all__ = ["DEMO", "EXPERIMENTS", "MODELS", "Entry", "entry_of"]
+__all__ = ["DEMO", "EXPERIMENTS", "MODELS", "Entry", "bench", "entry_of"]
 
 
 class Entry(NamedTuple):
@@ -106,6 +107,15 @@ EXPERIMENTS = {
         "how good an amortised guide is: NUTS, simulation-based calibration, predictive checks",
     ),
 }
+
+
+# `sgm-ppl bench`, which stands above all of this and is therefore known by its name alone
+BENCH = "sgm_ppl.benchmarks.command"
+
+
+def bench(prog: str, arguments: Sequence[str]) -> None:
+    """Hand over to the benchmarks."""
+    importlib.import_module(BENCH).bench(prog, arguments)
 
 
 def entry_of(class_name: str) -> Entry | None:

@@ -1,0 +1,1 @@
+"""How fast it is, measured against what the machine can do: `sgm-ppl bench`."""

@@ -1,0 +1,86 @@
+"""Run by test_devices.py in a process with two CPU devices: every training and bound on both, and on one of them."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro import handlers
+from numpyro.infer import SVI, TraceMeanField_ELBO
+
+from sgm_ppl.inference import adamw, fit, log_weights
+from sgm_ppl.inference.devices import all_devices
+from sgm_ppl.inference.optim import Schedule
+from sgm_ppl.inference.two_stage import StageOne, StageTwo, fit_two_stage
+from sgm_ppl.models.encoders import PlainEncoder
+from sgm_ppl.models.inv_vae import inv_vae, inv_vae_guide
+from sgm_ppl.models.priors import flow_prior
+from sgm_ppl.models.vae import VAENets, vae, vae_guide
+from sgm_ppl.transforms import Affine
+
+IMAGES = np.random.default_rng(0).uniform(size=(24, 8, 8, 1)).astype(np.float32)
+T = Affine(("rotation", "shift_x"))
+NETS = VAENets((8, 8, 1), latent=2, filters=(16, 16), hidden=(8,))
+KEY = jax.random.key(3)
+
+
+def two_stages() -> Any:
+    schedule = Schedule(3, 1e-2, batch_size=8, warmup=0.0, clip=1.0)
+    return fit_two_stage(
+        IMAGES,
+        transform=T,
+        key=KEY,
+        prior=flow_prior(T, layers=2, feature_hidden=(8,), base_hidden=(8,), conditioner_hidden=(8,)),
+        encoder=PlainEncoder(2, (16,)),
+        stage_one=StageOne(schedule, num_augmentations=2),
+        stage_two=StageTwo(schedule, num_augmentations=2),
+        progress=False,
+    )
+
+
+def train_vae(batch_size: int) -> Any:
+    model, guide = (handlers.scale(partial(p, nets=NETS), scale=1 / batch_size) for p in (vae, vae_guide))
+    svi = SVI(model, guide, adamw(1e-2, steps=3), TraceMeanField_ELBO())
+    return fit(svi, IMAGES, steps=3, batch_size=batch_size, key=KEY, log_every=1, progress=False)
+
+
+def bound(params: Any, sgm: Any, **chunks: Any) -> np.ndarray:
+    return log_weights(KEY, inv_vae, inv_vae_guide, params, IMAGES[:5], num_particles=7, nets=NETS, sgm=sgm, **chunks)
+
+
+def difference(first: Any, second: Any) -> float:
+    """The largest difference, relative to the largest entry of each array."""
+    leaves = [(np.asarray(a), np.asarray(b)) for a, b in zip(*map(jax.tree.leaves, (first, second)), strict=True)]
+    return max(float(np.abs(a - b).max() / (np.abs(a).max() + 1e-3)) for a, b in leaves)
+
+
+def both(work: Callable[[], Any]) -> tuple[Any, Any]:
+    """On all devices, and on the first."""
+    spread = work()
+    with jax.default_device(jax.devices()[0]):
+        assert all_devices().count == 1
+        return spread, work()
+
+
+def main() -> None:
+    found: dict[str, Any] = {"devices": all_devices().count}
+    spread, alone = both(two_stages)
+    found["stage 1"] = difference(spread.stage_one.params, alone.stage_one.params)
+    found["stage 2"] = difference(spread.stage_two.params, alone.stage_two.params)
+    found["losses"] = difference(*([entry["loss"] for entry in r.stage_two.log] for r in (spread, alone)))
+    for batch_size in (8, 9):
+        first, second = both(lambda size=batch_size: train_vae(size))
+        found[f"vae, batch {batch_size}"] = difference(first.params, second.params)
+    kept = first.state.optim_state
+    found["results on one device"] = all(len(leaf.devices()) == 1 for leaf in jax.tree.leaves(kept))
+    weights, again = both(lambda: bound(second.params, alone.sgm, particle_chunk=2, image_chunk=2))
+    found["bound"] = difference(weights, again)
+    found["bound, one batch"] = difference(bound(second.params, alone.sgm, image_chunk=None), again)
+    found["weights"] = list(weights.shape)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
