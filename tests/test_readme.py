@@ -3,34 +3,38 @@
 import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from pages import ROOT, blocks, check_command, commands_in, is_complete, run_python
 from PIL import Image
 
 from sgm_ppl.data import describe
 from sgm_ppl.experiments.cli import commands
 
-ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-
-
 def test_the_python_example_runs(tmp_path):
-    (example,) = blocks("python")
-    subprocess.run([sys.executable, "-c", example], cwd=tmp_path, check=True)
+    run_python(README, tmp_path)
     with Image.open(tmp_path / "moved.png") as picture:
         assert picture.size == (8 * 58 + 2, 4 * 58 + 2)
 
 
 def test_every_command_is_listed():
-    (listed,) = blocks("text")
+    (listed,) = blocks(README, "text")
     expected = [f"sgm-ppl {name} {command.arguments}".strip() for name, command in commands().items()]
     assert [re.split(r"\s{2,}", line)[0] for line in listed.splitlines()] == expected
+
+
+def test_every_command_is_understood(monkeypatch, capsys):
+    for command in filter(is_complete, commands_in(README)):
+        check_command(command, monkeypatch)
+
+
+def test_a_command_that_there_is_not_is_found(monkeypatch, capsys):
+    for wrong in ("sgm-ppl demo --no-such-option 1", "sgm-ppl train nothing", "sgm-ppl data show digits --rotate far"):
+        with pytest.raises(pytest.fail.Exception, match="not understood"):
+            check_command(wrong, monkeypatch)
 
 
 def test_every_data_set_is_listed():
@@ -45,6 +49,11 @@ def test_ci_runs_the_test_command_of_the_readme():
     found = subprocess.run(
         ["bash", "-c", f'{extraction}; echo "$tests"'], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert found.stdout == blocks("sh")[1]
+    assert found.stdout == blocks(README, "sh")[1]
     assert "pytest" in found.stdout
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_ci_builds_the_documentation_as_the_readme_says():
+    (build,) = (line for block in blocks(README, "sh") for line in block.splitlines() if "sphinx-build" in line)
+    assert f'step "{build}"' in (ROOT / ".ci" / "run").read_text()
