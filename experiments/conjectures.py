@@ -175,16 +175,17 @@ def _flexible(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> d
     import jax.numpy as jnp
     import numpy as np
 
-    from sgm_ppl.models.joint_priors import mixture_prior
+    from sgm_ppl.models.ready_priors import Network, mixture, normal
 
     test_key, fit_key, draw_key = jax.random.split(key, 3)
     shown = _digits(data, "test", 8)
     held = np.repeat(shown, COPIES, 0)
     held_eta = _draw(config, test_key, _explanations(config, held))
     whole = config.transform(eta_max=(WHOLE,))
+    network = Network(config.prior_hidden)
     priors = {
-        "Normal": mixture_prior(whole, 1, config.prior_hidden),
-        "mixture": mixture_prior(whole, 2, config.prior_hidden),
+        "Normal": partial(normal, transform=whole, network=network),
+        "mixture": partial(mixture, transform=whole, components=2, network=network),
         "flow": _flow(config),
     }
     metrics: dict[str, Any] = {"ideal_log_prob": -math.log(4 * math.radians(config.rotate))}
@@ -258,7 +259,7 @@ def _dependent(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> 
     import jax.numpy as jnp
     import numpy as np
 
-    from sgm_ppl.models.joint_priors import blind
+    from sgm_ppl.models.ready_priors import blind
     from sgm_ppl.plots import draw_rows
 
     test_key, fit_key, draw_key = jax.random.split(key, 3)

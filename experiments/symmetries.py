@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from tyro.conf import arg
+
+from sgm_ppl.experiments.own_programs import program_of
 from sgm_ppl.inference.two_stage import PAPER_STAGE_ONE, PAPER_STAGE_TWO, StageOne, StageTwo
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ __all__ = [
 ]
 
 SGM_FILE = "sgm.npz"
+FLOW = "flow"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,29 +82,39 @@ class EncoderOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PriorOptions:
-    """The flow p(η | x̂); the defaults are the paper's for MNIST.  SGM C and C.1."""
+    """p(η | x̂): the flow with the paper's settings for MNIST, or another program.  SGM C and C.1."""
 
+    program: Annotated[str, arg(name="", metavar="NAME|FILE.py:FUNCTION")] = FLOW
+    """flow, one of the other ready priors (uniform, independent, normal, mixture, von-mises, hierarchical, nearest), or a
+    function of your own with a site "eta", of which the run keeps a copy."""
     layers: int = 6
-    """Coupling layers."""
+    """Coupling layers of the flow."""
     bins: int = 6
     """Of each spline."""
     interval: float = 3.0
     """The splines reach from minus this to plus this; η is scaled to match."""
     features: tuple[int, ...] = (1024, 512, 512)
-    """Hidden layers of the features of a prototype, which all layers share."""
+    """Hidden layers of the features of a prototype, which all layers share; those of other ready priors' networks."""
     base: tuple[int, ...] = (256, 256)
     """Hidden layers that predict the base distribution."""
     conditioner: tuple[int, ...] = (256,)
     """Hidden layers that predict a coupling layer's splines."""
     feature_dropout: float = 0.2
-    """Dropout of the features."""
+    """Dropout of the features, and of other ready priors' networks."""
     conditioner_dropout: float = 0.1
     """Dropout of the conditioners."""
 
-    def build(self, transform: Family, *, bounded: bool) -> Program:
-        """The NumPyro program for this family."""
+    def build(self, transform: Family, *, bounded: bool, folder: Path | None = None) -> Program:
+        """The NumPyro program for this family; `folder` is that of the run, with the copy of a user's file."""
+        from sgm_ppl.models.latents import options_of
         from sgm_ppl.models.priors import flow_prior
+        from sgm_ppl.models.ready_priors import READY, Network
 
+        if self.program != FLOW:
+            ready = READY.get(self.program)
+            prior = ready or program_of(self.program, [FLOW, *READY], folder)
+            network = Network(self.features, self.feature_dropout)
+            return partial(prior, **options_of(prior, transform=transform, network=network))
         return flow_prior(
             transform,
             layers=self.layers,
@@ -124,7 +138,7 @@ class SgmOptions:
     encoder: EncoderOptions = EncoderOptions()
     """The network of q(η | x)."""
     prior: PriorOptions = PriorOptions()
-    """The flow p(η | x̂)."""
+    """p(η | x̂), a flow or another program."""
     stage_one: StageOne = PAPER_STAGE_ONE
     """How q(η | x) is trained."""
     stage_two: StageTwo = PAPER_STAGE_TWO
@@ -148,7 +162,7 @@ def train_sgm(
             x,
             transform=transform,
             key=key,
-            prior=options.prior.build(transform, bounded=options.stage_one.bounded),
+            prior=options.prior.build(transform, bounded=options.stage_one.bounded, folder=Path(out)),
             encoder=options.encoder.build(transform),
             stage_one=options.stage_one,
             stage_two=options.stage_two,
@@ -166,6 +180,7 @@ def load_sgm(options: SgmOptions, path: Path, image_shape: tuple[int, ...]) -> S
 
     from sgm_ppl.inference import load_params
     from sgm_ppl.models.encoders import prototype_guide
+    from sgm_ppl.models.latents import trained_prior
     from sgm_ppl.models.sgm import SGM, bind
 
     if not path.is_file():
@@ -178,10 +193,11 @@ def load_sgm(options: SgmOptions, path: Path, image_shape: tuple[int, ...]) -> S
     guide = partial(
         prototype_guide, encoder=options.encoder.build(transform), bounds=transform.eta_max if bounded else None
     )
-    prior = options.prior.build(transform, bounded=bounded)
+    prior = options.prior.build(transform, bounded=bounded, folder=path.parent)
     height, width, channels = image_shape
-    sgm = SGM(transform, bind(prior, params["prior"]), bind(guide, params["encoder"]), (height, width, channels))
     try:
+        trained = trained_prior(prior, params.get("prior", {}), image_shape)
+        sgm = SGM(transform, trained, bind(guide, params["encoder"]), (height, width, channels))
         jax.eval_shape(sgm.resample, jax.random.key(0), jax.ShapeDtypeStruct((1, *image_shape), jnp.float32))
     except Exception as error:
         raise ValueError(

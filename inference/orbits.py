@@ -9,12 +9,10 @@ import numpy as np
 import scipy.signal
 from jax import Array
 
+from sgm_ppl.models.ready_priors import PERIODS
 from sgm_ppl.models.sgm import SGM
 
 __all__ = ["Orbits", "Presence", "chain_magnitudes", "examine_orbits", "transformations_present"]
-
-PERIODS = {"rotation": 2 * np.pi, "hue": 1.0}
-"""Parameters that come round again, and after how much."""
 
 
 @dataclass(frozen=True)

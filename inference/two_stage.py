@@ -20,7 +20,7 @@ from sgm_ppl.inference.optim import Schedule
 from sgm_ppl.inference.self_supervised import SelfSupervised, nothing
 from sgm_ppl.models.check_prior import check_prior
 from sgm_ppl.models.encoders import PlainEncoder, prototype_guide
-from sgm_ppl.models.latents import latent_guide, mean_over_images, trained_prior
+from sgm_ppl.models.latents import latent_guide, latents_of, mean_over_images, trained_prior
 from sgm_ppl.models.priors import flow_prior
 from sgm_ppl.models.sgm import SGM, Program, bind, prior_of_pairs
 from sgm_ppl.transforms import Family
@@ -207,6 +207,11 @@ def train_prior(
     model = partial(prior_of_pairs, prior=prior, num_images=x.shape[0])
     prior_guide = mean_over_images(latent_guide(prior, tuple(x.shape[1:])), total=x.shape[0])
     svi = SVI(model, prior_guide, settings.schedule.optimiser(), Trace_ELBO(), train=True)
+    latents = latents_of(prior, tuple(x.shape[1:]))
+    if not latents.parameters + latents.shared + latents.local:
+        return FitResult(
+            {}, svi.init(train_key, *prepare(train_key, jnp.asarray(0), *rows)[0]), [], 0
+        )  # nothing to learn
     validate = None
     if validation is not None:
         held_out = jnp.asarray(validation)

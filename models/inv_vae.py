@@ -17,6 +17,7 @@ an ordinary importance-weighted bound on log p(x) of a program that ends in x, c
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, get_args
 
 import jax.numpy as jnp
@@ -66,7 +67,7 @@ def inv_vae(
     x_hat = sgm.transform(eta).inverse()(x)
     with numpyro.plate("images", count):
         with handlers.scope(prefix="prior", hide_types=["plate", "param"]):
-            run_prior(handlers.condition(sgm.prior, data={"eta": eta}), x_hat)
+            handlers.condition(partial(run_prior, sgm.prior), data={"eta": eta})(x_hat)
         mean = numpyro.deterministic("x_hat_mean", decoder(numpyro.sample("z", latent_prior)))
         return numpyro.sample("x_hat", nets.pixels(mean), obs=x_hat)
 

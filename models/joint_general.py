@@ -25,14 +25,17 @@ from sgm_ppl.transforms import Family
 __all__ = ["moved_back", "sgm_guide", "vae_of_prototypes", "vae_of_prototypes_guide"]
 
 
-def sgm_guide(x: Array, *, transformations: Program, prototypes: Program) -> Array:
+def sgm_guide(x: Array, *, transformations: Program, prototypes: Program, latents: Program | None = None) -> Array:
     """η ~ q_ω(η | x), x̂ ~ q(x̂ | x, η).  SGM Eq. (9).
 
     `transformations(x)` and `prototypes(x, eta)` are NumPyro programs with a plate "images" of their own. The first has
-    the site "eta" and returns it, the second has all sites of the model's p_θ(x̂).
+    the site "eta" and returns it, the second has all sites of the model's p_θ(x̂) and returns x̂. `latents(eta, x_hat)` is for
+    a prior with continuous latents of its own: `sgm_ppl.models.latents.latent_guide(prior, image_shape)`.
     """
     eta = transformations(x)
-    prototypes(x, eta)
+    x_hat = prototypes(x, eta)
+    if latents is not None:
+        latents(eta, x_hat)
     return eta
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +14,14 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
 
+from sgm_ppl.models.latents import Params, Program, bind, mean_over_images, run_prior
 from sgm_ppl.models.locations import location
 from sgm_ppl.transforms import Family
 
-__all__ = ["SGM", "among", "bind", "prior_of_pairs", "run_prior", "sgm"]
+__all__ = ["SGM", "Params", "Program", "among", "bind", "prior_of_pairs", "run_prior", "sgm"]
 
 SIZES = (8, 64, 512)  # of chunks of images
 MOST_AT_ONCE = 100_000  # transformations of all images of a chunk
-
-Program = Callable[..., Any]
-Params = dict[str, Any]
 
 
 def sgm(
@@ -60,27 +56,23 @@ def among(images: Array | np.ndarray) -> Program:
     return prototypes
 
 
-def prior_of_pairs(eta: Array, x_hat: Array, *, prior: Program, train: bool = False) -> None:
-    """∏ p_ψ(η | x̂) with "eta" observed, as a mean over pairs: its SVI is maximum likelihood.  SGM algorithm 1, line 8."""
-    with numpyro.plate("images", eta.shape[0]), handlers.scale(scale=1 / eta.shape[0]):
-        run_prior(handlers.condition(prior, data={"eta": eta}), x_hat, train=train)
+def prior_of_pairs(
+    eta: Array, x_hat: Array, *, prior: Program, train: bool = False, num_images: int | None = None
+) -> None:
+    """∏ p_ψ(η | x̂) with "eta" observed, as a mean over pairs: its SVI is maximum likelihood.  SGM algorithm 1, line 8.
 
-
-def run_prior(prior: Program, x_hat: Array, *, train: bool = False) -> Array:
-    """η ~ p_ψ(η | x̂). A prior that behaves differently while it trains (dropout) says so by an argument `train`."""
-    return prior(x_hat, train=train) if "train" in inspect.signature(prior).parameters else prior(x_hat)
-
-
-def bind(program: Program, params: Params) -> Program:
-    """The program with its parameters as data, out of every optimiser's sight."""
-    return handlers.block(handlers.substitute(program, data=params), hide=[*params])
+    `num_images` of training make a batch of pairs; latents that all images share weigh accordingly.
+    """
+    with mean_over_images(total=num_images or eta.shape[0]), numpyro.plate("images", eta.shape[0]):
+        handlers.condition(partial(run_prior, prior), data={"eta": eta})(x_hat, train=train)
 
 
 @dataclass(frozen=True, eq=False)
 class SGM:
     """A trained model, and what one can ask it. Images are [n, height, width, channel]; the batch comes first throughout.
 
-    `prior(x_hat)` and `prototype_guide(x)` are NumPyro programs with the site "eta" whose parameters are bound.
+    `prior(x_hat)` and `prototype_guide(x)` are NumPyro programs with the site "eta" whose parameters are bound
+    (`trained_prior`, `bind`).
     """
 
     transform: Family
@@ -175,11 +167,11 @@ class SGM:
             latent = [name for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]]
             if latent != ["eta"]:
                 raise ValueError(
-                    f"log p(η | x̂) has no closed form for a prior with latents of its own; this one has {latent}. "
-                    "Marginalise them in the program, or bound it with `iwlb`."
+                    f"log p(η | x̂) averages over the prior's own latents by their guide; this prior has sites {latent} and no "
+                    "guide bound. Take `sgm_ppl.models.trained_prior(prior, params, image_shape)` for the SGM's prior."
                 )
             fn = trace["eta"]["fn"]
-            return jax.vmap(fn.log_prob, in_axes=1, out_axes=1)(eta)
+            return jax.vmap(lambda e: jnp.where(fn.support(e), fn.log_prob(e), -jnp.inf), in_axes=1, out_axes=1)(eta)
 
         return jax.jit(log_prob)
 

@@ -2,17 +2,13 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpyro import handlers
-from scipy import stats
 
 from sgm_ppl.experiments import Run
 from sgm_ppl.experiments.angles import as_seen_from, count_prototypes, outside, posterior_over_angles, symmetric
 from sgm_ppl.experiments.conjectures import PRESETS, run
-from sgm_ppl.models.joint_priors import blind, mixture_prior
 from sgm_ppl.transforms import Affine
 
 ROTATION = Affine(("rotation",), interpolation="linear")
@@ -66,39 +62,6 @@ def test_prototypes_are_counted():
     assert count_prototypes(flat, 0.2) == 3
     assert count_prototypes(flat, 0.01) == 6
     assert count_prototypes(flat, 10.0) == 1
-
-
-# --- Priors -----------------------------------------------------------------------------------------------------------
-
-
-def distribution(prior, x_hat):
-    return handlers.trace(handlers.seed(prior, 0)).get_trace(x_hat)["eta"]["fn"]
-
-
-def test_one_component_is_a_normal_and_two_are_a_mixture(key):
-    x_hat = jax.random.uniform(key, (3, 4, 4, 1))
-    eta = jnp.array([[0.1], [-1.0], [2.0]])
-    one = distribution(mixture_prior(ROTATION, 1, (5,)), x_hat)
-    expected = stats.norm(one.base_dist.loc, one.base_dist.scale).logpdf(eta)[:, 0]
-    np.testing.assert_allclose(one.log_prob(eta), expected, rtol=1e-4)
-    two = distribution(mixture_prior(ROTATION, 2, (5,)), x_hat)
-    each = two.component_distribution.base_dist
-    weights = np.asarray(jax.nn.softmax(two.mixing_distribution.logits))
-    density = (weights * stats.norm(each.loc, each.scale).pdf(eta[:, None])[..., 0]).sum(-1)
-    np.testing.assert_allclose(two.log_prob(eta), np.log(density), rtol=1e-4)
-    at_first = distribution(
-        mixture_prior(ROTATION, 2, (5,)), jnp.zeros_like(x_hat)
-    ).component_distribution.base_dist.loc
-    np.testing.assert_allclose(np.diff(at_first[..., 0]), 2 * np.pi / 3, rtol=1e-5)  # else they would stay one
-
-
-def test_a_blind_prior_says_the_same_of_all_prototypes(key):
-    x_hat = jax.random.uniform(key, (3, 4, 4, 1))
-    seeing, unseeing = (
-        distribution(p, x_hat).base_dist.loc for p in (mixture_prior(ROTATION), blind(mixture_prior(ROTATION)))
-    )
-    assert np.ptp(np.asarray(seeing)) > 1e-3
-    assert np.ptp(np.asarray(unseeing)) == 0
 
 
 # --- The experiment ---------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_every_option_of_the_prior_reaches_it(monkeypatch):
     PriorOptions(**given, **hidden).build(Affine(), bounded=True)
     renamed = {"feature_hidden": (1,), "base_hidden": (2,), "conditioner_hidden": (3,)}
     assert seen == {**given, **renamed, "bounded": True}
-    assert {field.name for field in dataclasses.fields(PriorOptions)} == {*given, *hidden}
+    assert {field.name for field in dataclasses.fields(PriorOptions)} == {"program", *given, *hidden}
 
 
 def test_both_stages_are_trained_as_the_options_say(monkeypatch, tmp_path, key):
