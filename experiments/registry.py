@@ -98,6 +98,10 @@ EXPERIMENTS = {
         "sgm_ppl.experiments.conjectures:Conjectures",
         "why priors are flexible, prototypes invariant, and the one depends on the other (Joint-2022 figures 2 to 4)",
     ),
+    "priors": Entry(
+        "sgm_ppl.experiments.priors:Priors",
+        "every ready prior over transformations, and yours, compared with one encoder",
+    ),
     "elbo-vs-two-stage": Entry(
         "sgm_ppl.experiments.elbo_vs_two_stage:ElboVsTwoStage",
         "one program trained by the joint bound and in two stages, for growing families (SGM appendix A)",
