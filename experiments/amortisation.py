@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from sgm_ppl.inference.calibration import Calibration
     from sgm_ppl.inference.mcmc import Diagnostics
     from sgm_ppl.inference.predictive import Check
+    from sgm_ppl.models.sgm import SGM
+    from sgm_ppl.models.vae import VAENets
 
 __all__ = ["PRESETS", "Amortisation", "run", "summary"]
 
@@ -129,7 +131,8 @@ def run(config: Amortisation, run: Run) -> dict[str, Any]:
     """Train or load the InvVAE, check it, draw, report."""
     import jax
 
-    key = jax.random.key(config.seed)
+    from sgm_ppl.inference import load_params
+
     source: TrainInvVae = config
     folder = run.folder
     if config.trained is None:
@@ -137,19 +140,36 @@ def run(config: Amortisation, run: Run) -> dict[str, Any]:
     else:
         folder = config.trained
         source = dataclasses.replace(load_config(folder, TrainInvVae), data_dir=config.data_dir)
-    findings, draws = examine(config, source, folder, run, key)
+    data = source.load_data()
+    nets = source.nets(data.test.images.shape[1:])
+    sgm = load_sgm(source.sgm, folder / SGM_FILE, nets.image_shape)
+    params = load_params(folder / OBSERVATION_PARAMS)
+    key, *noise_keys = jax.random.split(jax.random.key(config.seed), 3)
+    counts = (config.nuts.images, config.checks.images)
+    x, checked = (
+        source.to_measure(noise_key, Evaluation(images=count).select(data).images)
+        for noise_key, count in zip(noise_keys, counts, strict=True)
+    )
+    findings, draws = examine(key, config, nets, sgm, params, x, checked, run)
     metrics = metrics_of(findings)
     report(metrics, findings, draws, run)
     return metrics
 
 
 def examine(
-    config: Amortisation, source: TrainInvVae, folder: Path, run: Run, key: jax.Array
+    key: jax.Array,
+    config: Amortisation,
+    nets: VAENets,
+    sgm: SGM,
+    params: dict[str, Any],
+    x: np.ndarray,
+    checked: np.ndarray,
+    run: Run,
 ) -> tuple[Findings, dict[str, np.ndarray]]:
-    """All checks of the InvVAE that the training `source` left in `folder`, and draws of η by where they come from."""
+    """All checks of an InvVAE, NUTS for the images `x`; and draws of η [draws, images, dim] by where they come from."""
     import jax
 
-    from sgm_ppl.inference import Estimate, load_params, log_weights, proposals, to_inference_data
+    from sgm_ppl.inference import Estimate, log_weights, proposals, to_inference_data
     from sgm_ppl.inference.amortisation import compare_draws, unwrapped
     from sgm_ppl.inference.calibration import calibrate
     from sgm_ppl.inference.draws import columns_of, draws_of
@@ -157,12 +177,7 @@ def examine(
     from sgm_ppl.inference.predictive import posterior_replicates, predictive_check, prior_replicates
     from sgm_ppl.models.inv_vae import inv_vae, inv_vae_guide
 
-    data = source.load_data()
-    nets = source.nets(data.test.images.shape[1:])
-    sgm = load_sgm(source.sgm, folder / SGM_FILE, nets.image_shape)
-    params = load_params(folder / OBSERVATION_PARAMS)
-    noise_key, start_key, nuts_key, guide_key, resample_key, *keys = jax.random.split(key, 10)
-    x = source.to_measure(noise_key, Evaluation(images=config.nuts.images).select(data).images)
+    start_key, nuts_key, guide_key, resample_key, *keys = jax.random.split(key, 8)
     options: dict[str, Any] = {"nets": nets, "sgm": sgm, "widened": True}
     pair = (inv_vae, inv_vae_guide, params)
     names = {"eta": sgm.transform.names}
@@ -189,7 +204,6 @@ def examine(
     half = config.nuts.chains // 2 * config.nuts.samples
     halves = [{name: values[part] for name, values in exact.items()} for part in (np.s_[:half], np.s_[half:])]
 
-    checked = Evaluation(images=config.checks.images).select(data).images
     counts = {"num_images": len(checked), "num_replicates": config.checks.replicates}
     several = proposals(keys[0], *pair, checked, num_particles=config.checks.replicates, **options)
     findings = Findings(
@@ -373,7 +387,7 @@ def report(metrics: Mapping[str, Any], found: Findings, draws: Mapping[str, np.n
                 [
                     Picture(
                         checks,
-                        "Statistics of test images, and of images from the prior or from the guide's posterior of each of them; "
+                        "Statistics of test images, and of images from the prior or from each one's posterior by the guide; "
                         "thin lines are single replicates of all images.",
                     ),
                     Table(

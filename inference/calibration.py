@@ -19,7 +19,7 @@ __all__ = ["Calibration", "calibrate"]
 
 @dataclass(frozen=True)
 class Calibration:
-    """Ranks [images, columns] of true latents among `num_draws` draws of the guide: uniform on 0, ..., num_draws if it is exact."""
+    """Ranks [images, columns] of true latents among L = `num_draws` draws of the guide: uniform on 0, ..., L if it is exact."""
 
     columns: tuple[str, ...]
     ranks: np.ndarray

@@ -115,7 +115,7 @@ def nuts(
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Whether chains agree: r_hat and effective draws of every column, [images, columns]; the share of divergences, [images]."""
+    """Whether chains agree: r_hat and effective draws, [images, columns], and the share of divergences, [images]."""
 
     columns: tuple[str, ...]
     r_hat: np.ndarray

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpyro import handlers
 from numpyro.infer import Predictive
 
 from sgm_ppl.inference.draws import Draws
@@ -75,22 +74,18 @@ def prior_replicates(
 
 
 def posterior_replicates(
-    key: Array, model: Callable, params: Mapping[str, Any], draws: Draws, *args: Any, **kwargs: Any
+    key: Array, model: Callable, params: Mapping[str, Any], draws: Draws, **kwargs: Any
 ) -> np.ndarray:
     """x ~ p(x | z_ki) for latents z_ki that belong to images x_i, {site: [draws, images, ...]}: [draws, images, ...].
 
     `draws` come from `proposals` (the guide's), from these resampled by their weights, or from `nuts`: then
-    `draws_of(data)`. Latents that they lack are drawn by the model, given the others. Without positional arguments the
-    model is told `num_images`.
+    `draws_of(data)`. Latents that they lack are drawn by the model, given the others.
     """
-    count = len(next(iter(draws.values())))
-    if not args:
-        kwargs = kwargs | {"num_images": next(iter(draws.values())).shape[1]}
+    count, num_images = next(iter(draws.values())).shape[:2]
 
     def draw(key: Array, params: dict[str, Any], draws: dict[str, Array]) -> Array:
-        unseen = handlers.uncondition(model) if args else model
-        predictive = Predictive(unseen, posterior_samples=draws, params=params, num_samples=count, return_sites=["x"])
-        return predictive(key, *args, **kwargs)["x"]
+        predictive = Predictive(model, draws, params=params, num_samples=count, return_sites=["x"])
+        return predictive(key, num_images=num_images, **kwargs)["x"]
 
     return np.asarray(jax.jit(draw)(key, dict(params), {name: jnp.asarray(a) for name, a in draws.items()}))
 
