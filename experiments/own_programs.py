@@ -52,14 +52,17 @@ def program_of(name: str, ready: Sequence[str], folder: Path | None = None) -> P
 
 
 def _copy(path: Path, copy: Path) -> Path:
-    if not copy.is_file():
-        if path.is_file():
-            make_folder(copy.parent)
-            copy.write_bytes(path.read_bytes())
+    """Where to load from; a copy that nothing has been trained with is made anew."""
+    if not path.is_file():
         return copy if copy.is_file() else path
-    if path.is_file() and path.read_bytes() != copy.read_bytes():
-        raise FileExistsError(
-            f"{path} has changed since this run began; {copy} is what it was. Choose another --out for the new one, or bring "
-            "the old one back."
-        )
+    if copy.is_file() and path.read_bytes() != copy.read_bytes():
+        if any(entry.name not in ("config.json", copy.name) for entry in copy.parent.iterdir()):
+            raise FileExistsError(
+                f"{path} has changed since this run began; {copy} is what it was. Choose another --out for the new one, or "
+                "bring the old one back."
+            )
+        copy.unlink()
+    if not copy.is_file():
+        make_folder(copy.parent)
+        copy.write_bytes(path.read_bytes())
     return copy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -32,14 +32,14 @@ def check_prior(prior: Program, transform: Family, image_shape: tuple[int, ...])
     asked = inspect.signature(prior).parameters.get("transform")
     if asked is not None and asked.default is inspect.Parameter.empty:
         prior = partial(prior, transform=transform)
-    if prior in _good:
-        return prior
-    _check_sites(prior, transform, image_shape)
-    latents_of(prior, image_shape)  # complains about what cannot be summed over
-    latent_guide(prior, image_shape)  # complains about what nobody infers
-    if not _ours(prior):
-        _check_numbers(prior, transform, image_shape)
-    _good.add(prior)
+    good = _good.setdefault(prior, set())
+    if (transform, image_shape) not in good:
+        if not _ours(prior):
+            _check_sites(prior, transform, image_shape)
+        latent_guide(prior, image_shape)  # complains about what can neither be summed over nor inferred
+        if not _ours(prior):
+            _check_numbers(prior, transform, image_shape)
+        good.add((transform, image_shape))
     return prior
 
 
@@ -62,7 +62,7 @@ def check_prototypes(prototypes: Program, image_shape: tuple[int, ...]) -> None:
 
 # --- Inside -----------------------------------------------------------------------------------------------------------
 
-_good: WeakSet[Any] = WeakSet()
+_good: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
 
 
 class _AsWritten(Messenger):

@@ -1,0 +1,145 @@
+"""Priors on the command line: a user's file, its copy in the run, and the comparison of all of them."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from sgm_ppl.experiments import Evaluation, Run
+from sgm_ppl.experiments.cli import main
+from sgm_ppl.experiments.own_programs import program_of
+from sgm_ppl.experiments.priors import PRESETS, Priors, run, summary
+from sgm_ppl.experiments.sgm import TrainSgm
+from sgm_ppl.experiments.symmetries import EncoderOptions, FamilyOptions, PriorOptions
+from sgm_ppl.inference.two_samples import TwoSampleOptions
+from sgm_ppl.models.ready_priors import READY, Network
+from sgm_ppl.transforms import Affine
+
+MINE = '''
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+
+def mine(x_hat, *, transform):
+    """Moved to one side or the other."""
+    spread = numpyro.param("spread", 0.1 * jnp.ones(transform.dim), constraint=dist.constraints.positive)
+    side = numpyro.sample("side", dist.Bernoulli(0.5))
+    loc = jnp.where(side == 1, 0.2, -0.2)[..., None] * jnp.ones(transform.dim)
+    numpyro.sample("eta", dist.Normal(loc, spread).to_event(1))
+'''
+
+
+# --- A user's file ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_keeps_a_copy_and_refuses_another_file_of_that_name(tmp_path):
+    path, folder = tmp_path / "priors.py", tmp_path / "run"
+    path.write_text(MINE)
+    assert program_of(f"{path}:mine", ["flow"], folder).__doc__ == "Moved to one side or the other."
+    path.unlink()
+    assert program_of(f"{path}:mine", ["flow"], folder).__name__ == "mine"  # from the copy
+    path.write_text(MINE.replace("other.", "other, repaired."))
+    assert "repaired" in str(program_of(f"{path}:mine", ["flow"], folder).__doc__)  # nothing was trained with the first
+    (folder / "log.jsonl").touch()
+    path.write_text(MINE)
+    with pytest.raises(FileExistsError, match="has changed since this run began"):
+        program_of(f"{path}:mine", ["flow"], folder)
+
+
+def test_names_that_lead_nowhere(tmp_path):
+    path = tmp_path / "priors.py"
+    path.write_text(MINE)
+    with pytest.raises(ValueError, match=r"one of flow, normal, or FILE\.py:FUNCTION; got 'fow'"):
+        program_of("fow", ["flow", "normal"])
+    with pytest.raises(ValueError, match=r"no function 'yours'; it has mine"):
+        program_of(f"{path}:yours", [])
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.py does not exist"):
+        program_of(f"{tmp_path / 'nowhere.py'}:mine", [])
+    path.write_text("import no_such_package_anywhere\n")
+    with pytest.raises(ValueError, match=r"could not be imported.*no_such_package_anywhere.*installed"):
+        program_of(f"{path}:mine", [])
+
+
+def test_options_reach_ready_priors_and_the_user_s_own(tmp_path):
+    transform = Affine(("rotation",))
+    (tmp_path / "priors.py").write_text(MINE)
+    built = PriorOptions(program="von-mises", features=(3,), feature_dropout=0.4).build(transform, bounded=False)
+    assert built.func is READY["von-mises"]
+    assert built.keywords == {"transform": transform, "network": Network((3,), 0.4)}
+    own = PriorOptions(program=f"{tmp_path / 'priors.py'}:mine").build(
+        transform, bounded=False, folder=tmp_path / "run"
+    )
+    assert own.keywords == {"transform": transform}
+    assert (tmp_path / "run" / "priors.py").is_file()
+
+
+def test_the_command_line_takes_a_prior_by_name_beside_its_options(tmp_path, capsys):
+    """`--prior NAME` and `--prior.layers` live together; what is wrong is said before anything is trained."""
+    (tmp_path / "priors.py").write_text("def mine(x_hat):\n    return x_hat\n")
+    out = str(tmp_path / "run")
+    given = ["train", "sgm", "--preset", "smoke", "--out", out, "--prior.layers", "2"]
+    assert main([*given, "--prior", "fow"]) == 1
+    assert "flow, uniform, independent, normal" in capsys.readouterr().err
+    assert main([*given, "--prior", f"{tmp_path / 'priors.py'}:mine", "--train", "20"]) == 1
+    assert 'A prior has a sample site called "eta"; `mine` has no sample site' in capsys.readouterr().err
+
+
+# --- The comparison ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> Priors:
+    generator = np.random.default_rng(0)
+    images = np.zeros((60, 8, 8), np.float32)
+    for image, where in zip(images, generator.integers(1, 6, 60), strict=True):
+        image[where : where + 2, 2:6] = 0.9
+    folder = tmp_path_factory.mktemp("bars")
+    np.savez(folder / "bars.npz", images=images)
+    (folder / "priors.py").write_text(MINE)
+    smoke = PRESETS["smoke"]
+    sgm = dataclasses.replace(
+        smoke.sgm,
+        family=FamilyOptions(affine=("rotation",)),
+        encoder=EncoderOptions(hidden=(8,)),
+        prior=PriorOptions(layers=1, bins=3, features=(8,), base=(8,), conditioner=(8,)),
+    )
+    return dataclasses.replace(
+        smoke,
+        data=str(folder / "bars.npz"),
+        train=None,
+        sgm=sgm,
+        priors=("uniform", "von-mises", "flow"),
+        own=(f"{folder / 'priors.py'}:mine",),
+        evaluation=Evaluation(images=6, particles=3),
+        two_samples=TwoSampleOptions(images=8, folds=2, steps=2, batch_size=4, filters=(2,), hidden=(2,)),
+    )
+
+
+def test_all_priors_are_measured_on_the_same_images(config, tmp_path):
+    folder = Run.open(tmp_path / "run", config)
+    metrics = run(config, folder)
+    own = config.own[0]
+    assert set(metrics["priors"]) == {"uniform", "von-mises", "flow", own, "data"}
+    found = metrics["priors"]["uniform"]
+    assert found["log_prob_inside"] == pytest.approx(-math.log(2 * math.pi), rel=1e-5)
+    assert (found["parameters"], found["orbit_change"]) == (0, pytest.approx(0, abs=1e-6))
+    assert metrics["priors"][own]["parameters"] == 1
+    assert 0 <= metrics["priors"]["flow"]["auc"]["auc"] <= 1
+    gained = metrics["von_mises_minus_flow"]["mean"]
+    flow, circle = (metrics["priors"][name]["log_prob"] for name in ("flow", "von-mises"))
+    assert gained == pytest.approx(circle - flow, abs=1e-4)
+    assert (folder.folder / "priors-py-mine" / "priors.py").is_file()
+    for name in ("scores", "densities", "resampled"):
+        assert folder.figure(name).read_bytes().startswith(b"\x89PNG")
+    assert "von-mises" in (folder.folder / "report.html").read_text()
+    lines = list(summary(metrics, folder.folder))
+    assert "priors-py-mine" in "\n".join(lines)
+
+
+def test_presets_turn_digits_over_the_full_circle():
+    assert {preset.rotate for preset in PRESETS.values()} == {180.0}
+    assert all({*READY, "flow"} == set(preset.priors) for preset in PRESETS.values())
+    assert TrainSgm().prior.program == "flow"
+    assert jax.tree.leaves(PRESETS["paper"].sgm.prior.layers) == [6]
