@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sgm_ppl.inference.fit import Training
     from sgm_ppl.models.sgm import SGM
 
-__all__ = ["CASES", "SETTINGS", "Case", "Settings"]
+__all__ = ["CASES", "PEAK", "SETTINGS", "TRAININGS", "Case", "Settings"]
 
 Run = Callable[[], Any]  # does the work once, and comes back when it is done
 
@@ -184,50 +184,51 @@ def _steps_of(training: Training) -> Run:
     return step
 
 
-def _stage_one(settings: Settings) -> Callable[[], Run]:
+def _training(set_up: Callable[[Settings], Callable[[], Training]]) -> Callable[[Settings], Callable[[], Run]]:
+    """The case of a training: set up, compile, and take a first step."""
+
+    def make(settings: Settings) -> Callable[[], Run]:
+        training = set_up(settings)
+        return lambda: _steps_of(training())
+
+    return make
+
+
+def _stage_one(settings: Settings) -> Callable[[], Training]:
     from sgm_ppl.inference.fit import training_of
     from sgm_ppl.inference.two_stage import train_encoder
 
     options = settings.sgm
     x = _images(settings, options.stage_one.schedule.batch_size)
     transform = options.family.build()
-
-    def start() -> Run:
-        encoder = options.encoder.build(transform)
-        given = {"transform": transform, "key": _key(), "encoder": encoder, "settings": options.stage_one}
-        return _steps_of(training_of(train_encoder, x, **given))
-
-    return start
+    encoder = options.encoder.build(transform)
+    given = {"transform": transform, "encoder": encoder, "settings": options.stage_one}
+    return lambda: training_of(train_encoder, x, key=_key(), **given)
 
 
-def _stage_two(settings: Settings) -> Callable[[], Run]:
+def _stage_two(settings: Settings) -> Callable[[], Training]:
     from sgm_ppl.inference.fit import training_of
     from sgm_ppl.inference.two_stage import train_prior
 
     options = settings.sgm
     x = _images(settings, options.stage_two.schedule.batch_size)
     transform = options.family.build()
-    guide = _guide(options, x)
-
-    def start() -> Run:
-        prior = options.prior.build(transform, bounded=options.stage_one.bounded)
-        given = {"transform": transform, "key": _key(), "guide": guide, "prior": prior, "settings": options.stage_two}
-        return _steps_of(training_of(train_prior, x, **given))
-
-    return start
+    prior = options.prior.build(transform, bounded=options.stage_one.bounded)
+    given = {"transform": transform, "guide": _guide(options, x), "prior": prior, "settings": options.stage_two}
+    return lambda: training_of(train_prior, x, key=_key(), **given)
 
 
-def _vae(settings: Settings) -> Callable[[], Run]:
+def _vae(settings: Settings) -> Callable[[], Training]:
     from sgm_ppl.experiments import runs
     from sgm_ppl.experiments.vae import fit_vae
     from sgm_ppl.inference.fit import training_of
 
     x = _images(settings, settings.vae.batch_size)
     folder = runs.Run(Path(tempfile.gettempdir()))  # nothing is written to it before a training runs
-    return lambda: _steps_of(training_of(fit_vae, settings.vae, x, x[:1], x[:1], key=_key(), run=folder))
+    return lambda: training_of(fit_vae, settings.vae, x, x[:1], x[:1], key=_key(), run=folder)
 
 
-def _joint(settings: Settings) -> Callable[[], Run]:
+def _joint(settings: Settings) -> Callable[[], Training]:
     from sgm_ppl.inference.fit import training_of
     from sgm_ppl.inference.joint import fit_joint
     from sgm_ppl.models.joint import joint, joint_guide
@@ -236,7 +237,15 @@ def _joint(settings: Settings) -> Callable[[], Run]:
     x = _images(settings, options.training.batch_size)
     nets = options.nets(x.shape[1:], options.transform())
     programs = [partial(program, nets=nets) for program in (joint, joint_guide)]
-    return lambda: _steps_of(training_of(fit_joint, *programs, x, key=_key(), training=options.training))
+    return lambda: training_of(fit_joint, *programs, x, key=_key(), training=options.training)
+
+
+TRAININGS: dict[str, Callable[[Settings], Callable[[], Training]]] = {
+    "stage-1": _stage_one,
+    "stage-2": _stage_two,
+    "vae": _vae,
+    "joint": _joint,
+}
 
 
 # --- Bound, warp, and the machine's peak ------------------------------------------------------------------------------
@@ -249,7 +258,10 @@ def _bound(settings: Settings) -> Callable[[], Run]:
 
     x = _images(settings, settings.bound_images)
     nets = settings.vae.nets(x.shape[1:])
-    params = {**_initial_params(partial(vae_guide, nets=nets), x[:1]), **_initial_params(partial(vae, nets=nets), x[:1])}
+    params = {
+        **_initial_params(partial(vae_guide, nets=nets), x[:1]),
+        **_initial_params(partial(vae, nets=nets), x[:1]),
+    }
     given: dict[str, Any] = {"nets": nets, "sgm": _sgm(settings.sgm, x), "num_particles": settings.particles}
 
     def run() -> None:
@@ -307,22 +319,22 @@ CASES: dict[str, Case] = {
     ),
     "stage-1": Case(
         "training step of q(η | x)",
-        _stage_one,
+        _training(_stage_one),
         lambda s: operations.stage_one_step(s.sgm, s.sgm_shape, s.sgm.stage_one.schedule.batch_size),
     ),
     "stage-2": Case(
         "training step of p(η | x̂)",
-        _stage_two,
+        _training(_stage_two),
         lambda s: operations.stage_two_step(s.sgm, s.sgm_shape, s.sgm.stage_two.schedule.batch_size),
     ),
     "vae": Case(
         "training step of the VAE",
-        _vae,
+        _training(_vae),
         lambda s: operations.vae_step(s.vae, s.shape(1), s.vae.batch_size),
     ),
     "joint": Case(
         "training step of the joint model",
-        _joint,
+        _training(_joint),
         lambda s: operations.joint_step(s.joint, s.shape(1), s.joint.training.batch_size),
     ),
     "bound": Case(

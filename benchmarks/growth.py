@@ -101,7 +101,9 @@ def table(points: Sequence[Point]) -> str:
         own = [point for point in points if (point.axis, point.case) == (axis, case)]
         seconds = ", ".join(f"{point.value}: {short(point.seconds.median)}" for point in own)
         mebibytes = ", ".join(f"{point.mebibytes:.0f}" for point in own)
-        rows.append(f"| {case} | {AXES[axis].title} | {seconds} | {mebibytes} MiB | time {time:.2f}, memory {memory:.2f} |")
+        rows.append(
+            f"| {case} | {AXES[axis].title} | {seconds} | {mebibytes} MiB | time {time:.2f}, memory {memory:.2f} |"
+        )
     return "\n".join([*rows, "", "Grows like: the power of what is varied.", ""])
 
 

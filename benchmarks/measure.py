@@ -77,9 +77,7 @@ def measure(preset: Preset, names: Sequence[str], *, repeats: int, quiet: Quiet)
     return Results(preset, machine(), quiet.quiet, quiet.others, peak, cases, config_to_json(settings))
 
 
-def _summary(
-    preset: Preset, name: str, turns: dict[str, list[Ran]], cold: Compiled, cached: Compiled
-) -> Measured:
+def _summary(preset: Preset, name: str, turns: dict[str, list[Ran]], cold: Compiled, cached: Compiled) -> Measured:
     case, settings = CASES[name], SETTINGS[preset]
     per = case.per(settings)
     operations, peak = case.operations(settings) / per, CASES[PEAK].operations(settings)

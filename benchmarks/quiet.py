@@ -73,7 +73,9 @@ class Watch:
         top = sorted(used.items(), key=lambda item: -item[1][1])[:3]
         span = now.at - self._start.at
         return [
-            f"{name} (process {p}, {seconds / span:.0%} of a core)" for p, (name, seconds) in top if seconds > 0.01 * span
+            f"{name} (process {p}, {seconds / span:.0%} of a core)"
+            for p, (name, seconds) in top
+            if seconds > 0.01 * span
         ]
 
 

@@ -114,7 +114,9 @@ class Worker:
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
-            raise WorkerFailed(f"The process that measures {self.case!r} ended with code {code}; its error stands above.")
+            raise WorkerFailed(
+                f"The process that measures {self.case!r} ended with code {code}; its error stands above."
+            )
         return json.loads(line)
 
 

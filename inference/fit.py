@@ -165,7 +165,9 @@ def fit(
                         "rate": (step - logged) / (time.monotonic() - logged_at),
                     }
                     if validate is not None and validating:
-                        values = validate(on_one_device(jax.tree.map(jnp.copy, svi.get_params(carry.svi))))  # ours are donated
+                        values = validate(
+                            on_one_device(jax.tree.map(jnp.copy, svi.get_params(carry.svi)))
+                        )  # ours are donated
                         entry |= {f"validation_{name}": float(value) for name, value in values.items()}
                     log.add(step, entry)
                     bar.set_postfix_str(
@@ -225,25 +227,27 @@ class Training:
 
     def initial(self) -> _Carry:
         """The state before the first step, and before it is put on the devices."""
-
-        def init(key, prepare_key, rows, indices):
-            args, kwargs = self._arguments(prepare_key, rows, indices, jnp.int32(0))
-            return self.svi.init(key, *args, **kwargs)
-
         # It runs once, so what counts is to compile it: faster as one program, and again with few optimisations.
         quickly = jax.jit(
-            init, compiler_options={"xla_backend_optimization_level": 1}, out_shardings=self.devices.everywhere
+            self.initial_svi,
+            compiler_options={"xla_backend_optimization_level": 1},
+            out_shardings=self.devices.everywhere,
         )
         given = self.devices.replicate(self.init_key), self.prepare_key, self.rows, self.devices.split(self.batches[0])
         state = quickly(*given)
         try:
             self.svi.get_params(state)
         except jax.errors.UnexpectedTracerError:  # the model makes the arrays of a constraint, and the SVI keeps them
-            state = init(*given)
+            state = self.initial_svi(*given)
         nothing = jnp.zeros(())
         carry = _Carry(state, jnp.int32(0), nothing, jnp.int32(0), jnp.bool_(False), nothing)
         # Copied, since an optimiser may hold a buffer twice and each is donated once; of definite type, as when restored.
         return jax.tree.map(lambda leaf: jnp.array(leaf, dtype=leaf.dtype, copy=True), carry)
+
+    def initial_svi(self, key: jax.Array, prepare_key: jax.Array, rows: tuple, indices: jax.Array) -> SVIState:
+        """The SVI's part of it."""
+        args, kwargs = self._arguments(prepare_key, rows, indices, jnp.int32(0))
+        return self.svi.init(key, *args, **kwargs)
 
     @functools.cached_property
     def program(self) -> Any:
