@@ -114,6 +114,11 @@ def fit(
     }.items():
         if number is not None and number < 1:
             raise ValueError(f"`{name}` must be at least 1; got {number}.")
+    if out is not None and jax.process_count() > 1:
+        raise ValueError(
+            f"Checkpoints and logs are for one process, and there are {jax.process_count()}; got out={str(out)!r}. "
+            "Leave out `out`, and save the result in the first process with `save_params`."
+        )
     rows = rows if isinstance(rows, tuple) else (rows,)
     training = Training.set_up(svi, rows, steps, batch_size, key, prepare or _rows_as_arguments)
     if _only_set_up.get():
