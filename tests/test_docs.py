@@ -55,7 +55,9 @@ def test_links_lead_to_pages(page):
 def rows_of(paper: str) -> list[list[str]]:
     section = re.split(r"^## ", MAP, flags=re.MULTILINE)
     (text,) = (part for part in section if part.startswith(f"{paper}\n"))
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*\|$", text, re.MULTILINE)][2:]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*\|$", text, re.MULTILINE)
+    ][2:]
 
 
 @pytest.mark.parametrize(("paper", "kind"), [(paper, kind) for paper in NUMBERED for kind in NUMBERED[paper]])
