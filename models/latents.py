@@ -339,6 +339,12 @@ def _key() -> Array:
     return jax.random.key(0) if key is None else key
 
 
+def _family_of(fn: dist.Distribution) -> str:
+    while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
+        fn = fn.base_dist
+    return type(fn).__name__
+
+
 def _kind(name: str, site: dict[str, Any], in_plate: bool) -> str:
     fn = site["fn"]
     if site["is_observed"]:
@@ -351,7 +357,7 @@ def _kind(name: str, site: dict[str, Any], in_plate: bool) -> str:
     if not fn.has_enumerate_support or fn.event_shape or not in_plate or len(fn.batch_shape) != 1:
         raise ValueError(
             f"The prior's discrete latent {name!r} is summed over, so it has finitely many values, and one of them an image; "
-            f"it is a {type(fn).__name__} with batch shape {fn.batch_shape[:-1]} and event shape {fn.event_shape}. "
+            f"it is a {_family_of(fn)} with batch shape {fn.batch_shape[:-1]} and event shape {fn.event_shape}. "
             "Take a Categorical or a Bernoulli for every image, or give `eta` a mixture distribution."
         )
     return "discrete"

@@ -178,5 +178,7 @@ class Circular(dist.Distribution):
         return self._unit * jnp.where(self._round, on_circle, on_line)
 
     def log_prob(self, value: Array) -> Array:
-        on_circle, on_line = (each.log_prob(value / self._unit) for each in self._each)
+        circle, line = self._each
+        scaled = value / self._unit
+        on_circle, on_line = circle.log_prob((scaled + jnp.pi) % (2 * jnp.pi) - jnp.pi), line.log_prob(scaled)
         return (jnp.where(self._round, on_circle, on_line) - jnp.log(self._unit)).sum(-1)
