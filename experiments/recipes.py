@@ -58,7 +58,7 @@ class Size(NamedTuple):
 
 SMOKE = Size((5, 5), (20, 20), (1, 1), 1, (8,), (8,), 1, (0.2, 0.1))
 FEW = Size((3_000, 600), (64, 128), (1, 2), 5, (512, 256, 128), (256, 128), 4, (0.5, 0.2))
-MANY = FEW._replace(steps=(8_000, 3_000), batch_sizes=(128, 128))
+MANY = FEW._replace(steps=(8_000, 8_000), batch_sizes=(128, 128))
 
 
 def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0) -> SgmOptions:
@@ -86,6 +86,7 @@ def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0) -> SgmOpti
             invertibility=0.0,
             agreement=0.1,
             anchor=1.0,
+            rest=0.05,
         ),
         stage_two=StageTwo(two, size.augmentations[1], multiplier, size.bank),
     )

@@ -51,6 +51,8 @@ class StageOne:
     """Weight of a term that makes two views of one image choose the same hypothesis. Not in the paper."""
     anchor: float = 0.0
     """Weight of a pull towards the poses in which the data come (`distance_to_natural_pose`). Not in the paper."""
+    rest: float = 0.0
+    """Weight of a term that leaves prototypes where they are. Not in the paper."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ def train_encoder(
         multiplier=settings.multiplier,
         agreement=settings.agreement,
         anchor=settings.anchor,
+        rest=settings.rest,
     )
 
     svi = SVI(nothing, guide, settings.schedule.optimiser(), loss=objective, train=True)

@@ -1,12 +1,14 @@
-"""The pull towards natural poses: nothing for whoever undid η_rnd, up to centre, size and half a turn."""
+"""The pull towards natural poses (nothing for whoever undid η_rnd, up to centre, size and half a turn), and to rest."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 from sgm_ppl.inference.natural_pose import distance_to_natural_pose
-from sgm_ppl.inference.self_supervised import SelfSupervised
+from sgm_ppl.inference.self_supervised import SelfSupervised, nothing
 from sgm_ppl.poses import moments, rotation_matrix
 from sgm_ppl.transforms import Affine, AffineElement, Colour, Product
 
@@ -76,3 +78,18 @@ def test_agreement_punishes_sure_disagreement():
     plain, with_it = (jax.grad(loss)(12.0, weight) for weight in (0.0, 1.0))
     assert plain < 1e-5
     np.testing.assert_allclose(with_it, 0.005, rtol=0.01)  # agreement is 2 e^-12, of which half moves: τ / 2
+
+
+def test_prototypes_that_move_cost_what_they_move():
+    """E |η / η_max|² over hypotheses, at the prototypes of the first views."""
+    offset = 0.5
+
+    def guide(x, train=False):
+        return numpyro.sample("eta", dist.Delta(jnp.broadcast_to(offset * T.bounds, (len(x), T.dim)), event_dim=1))
+
+    x = blobs()
+    without, with_it = (
+        SelfSupervised(T, rest=rest, probabilistic=False).loss(jax.random.key(0), {}, nothing, guide, x)
+        for rest in (0.0, 2.0)
+    )
+    np.testing.assert_allclose(with_it - without, 2.0 * offset**2, rtol=1e-4)
