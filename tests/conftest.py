@@ -10,9 +10,12 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing is read from, or left in, the user's cache."""
+    """Nothing is read from, or left in, the user's cache; workers of one session share theirs."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("SGM_PPL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patched.setenv("SGM_PPL_CACHE", str(folder))
         yield
 
 

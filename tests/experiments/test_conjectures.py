@@ -6,9 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sgm_ppl.data import write_grid
 from sgm_ppl.experiments import Run
 from sgm_ppl.experiments.angles import as_seen_from, count_prototypes, outside, posterior_over_angles, symmetric
 from sgm_ppl.experiments.conjectures import PRESETS, run
+from sgm_ppl.files import write_json
 from sgm_ppl.transforms import Affine
 
 ROTATION = Affine(("rotation",), interpolation="linear")
@@ -74,6 +76,35 @@ def small(tmp_path, labels=(2, 8)):
     return dataclasses.replace(PRESETS["smoke"], data=str(path), train=None, hidden=(8,), latent=2, draws=5)
 
 
+FIGURES = ("conjecture_1", "conjecture_2", "conjecture_2_prototypes", "conjecture_3", "conjecture_3_samples")
+
+
+def test_one_trains_and_the_report_tells_of_all(tmp_path):
+    """The first conjecture for real; of the others, what an earlier run has left."""
+    config = small(tmp_path)
+    folder = Run.open(tmp_path / "run", config)
+    row = {"prototypes_per_orbit": 1.25, "learnt_spread": 17.0, "elbo": -3.0}
+    write_json(folder.folder / "invariant.json", {"full": row, "partial": row, "none": row, "true_spread": 17.3})
+    row = {
+        "log_prob": 0.5,
+        "standard_error": 0.1,
+        "invalid_twos": 0.25,
+        "twos_upside_down": 0.125,
+        "invalid_eights": 0.0,
+    }
+    write_json(folder.folder / "dependent.json", {"without": row, "with": row})
+    for name in FIGURES[1:]:
+        write_grid(folder.figure(name), [comma()])
+    metrics = run(config, folder)
+    assert metrics["flexible"]["ideal_log_prob"] == pytest.approx(np.log(1 / np.radians(120)))
+    assert {"Normal", "mixture", "flow"} <= set(metrics["flexible"])
+    assert folder.figure("conjecture_1").is_file()
+    report = (folder.folder / "report.html").read_text()
+    for text in ("1.25", "17.3°", "25.0%", f"{metrics['flexible']['flow']['log_prob']:.3f}"):
+        assert text in report
+
+
+@pytest.mark.slow
 def test_all_three_leave_numbers_and_figures(tmp_path):
     config = small(tmp_path)
     folder = Run.open(tmp_path / "run", config)
@@ -82,7 +113,7 @@ def test_all_three_leave_numbers_and_figures(tmp_path):
     assert {"Normal", "mixture", "flow"} <= set(metrics["flexible"])
     assert 1 <= metrics["invariant"]["full"]["prototypes_per_orbit"] <= 13
     assert {"without", "with"} == set(metrics["dependent"])
-    for name in ("conjecture_1", "conjecture_2", "conjecture_2_prototypes", "conjecture_3", "conjecture_3_samples"):
+    for name in FIGURES:
         assert folder.figure(name).is_file()
     before = (folder.folder / "log.jsonl").read_text()
     assert run(config, folder) == metrics  # nothing is trained again
