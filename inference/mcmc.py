@@ -229,7 +229,8 @@ def _summed_out(model: Callable, continuous: Trace, discrete: Trace) -> Callable
 
         def log_joint(*chosen: Array) -> Array:
             picked = {n: c.reshape(shape) for n, c, shape in zip(discrete, chosen, shapes, strict=True)}
-            return log_density(model, args, {}, values | picked)[0]
+            with handlers.block():  # its sites are nobody else's
+                return log_density(model, args, {}, values | picked)[0]
 
         numpyro.factor("log_joint", jax.scipy.special.logsumexp(jax.vmap(log_joint)(*grid)))
 

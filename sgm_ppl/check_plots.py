@@ -35,12 +35,12 @@ def draw_pairs(
                 axes.set_xlim(ends[j])
                 for colour, values in zip(COLOURS, draws.values(), strict=False):
                     if i == j:
-                        heights, edges = np.histogram(values[:, j], 40, ends[j], density=True)
+                        heights, edges = np.histogram(values[:, j], _bins(values), ends[j], density=True)
                         axes.stairs(heights, edges, color=colour, fill=True, alpha=0.15)
                         axes.stairs(heights, edges, color=colour, linewidth=1)
                     else:
                         some = values[np.linspace(0, len(values) - 1, min(len(values), SHOWN)).astype(int)]
-                        axes.scatter(some[:, j], some[:, i], s=2, color=colour, alpha=0.5, linewidths=0)
+                        axes.scatter(some[:, j], some[:, i], s=5, color=colour, alpha=0.5, linewidths=0)
                         axes.set_ylim(ends[i])
                 axes.tick_params(labelsize=6, length=2, labelbottom=i == dim - 1, labelleft=j == 0 and i > 0)
                 if i == j:
@@ -59,6 +59,10 @@ def draw_pairs(
             show(corner, image)
 
 
+def _bins(values: np.ndarray) -> int:
+    return int(np.clip(np.sqrt(len(values)), 10, 40))
+
+
 def draw_ranks(path: Path, ranks: np.ndarray, num_draws: int, names: Sequence[str], bins: int = 20) -> None:
     """Ranks [images, columns] among `num_draws` draws. Above: histograms. Below: ECDF minus that of uniform ranks.
 
@@ -71,7 +75,7 @@ def draw_ranks(path: Path, ranks: np.ndarray, num_draws: int, names: Sequence[st
     band = _simultaneous_band(count, num_draws)
     low, high = stats.binom.ppf((0.005, 0.995), count, 1 / bins)
     with saved(path, 1.7 * across + 0.8, 2.7 * down + 0.2) as figure:
-        grid = figure.subplots(2 * down, across, squeeze=False, sharex=True)
+        grid = figure.subplots(2 * down, across, squeeze=False)
         for axes in grid.flat:
             axes.set_visible(False)
         for i, name in enumerate(names):
@@ -87,6 +91,7 @@ def draw_ranks(path: Path, ranks: np.ndarray, num_draws: int, names: Sequence[st
             below.fill_between(places, -band, band, color=PALE, linewidth=0)
             below.plot(places, cumulated, color=COLOURS[0], linewidth=1.2)
             below.set(xticks=[0, num_draws])
+            above.set_xticks([])
             if i % across == 0:
                 above.set_ylabel("ranks")
                 below.set_ylabel("ECDF − uniform")
@@ -109,7 +114,6 @@ def draw_checks(
     observed: np.ndarray,
     rows: Mapping[str, np.ndarray],
     names: Sequence[str],
-    titles: Mapping[str, str] | None = None,
 ) -> None:
     """A row for each kind of replicates, [statistics, replicates, images]: each statistic's distribution, beside the data's.
 
