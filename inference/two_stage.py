@@ -193,7 +193,13 @@ def train_prior(
         if settings.num_augmentations == 0:
             return jnp.broadcast_to(frozen.prototype(x)[:, None], (x.shape[0], count, *x.shape[1:]))
         eta = transform.sample(key, (count, x.shape[0]), settings.multiplier)
-        return jnp.stack([frozen.prototype(transform(e)(x)) for e in eta], 1)
+
+        def of_one(eta: Array) -> Array:
+            return frozen.prototype(transform(eta)(x))
+
+        if isinstance(x, jax.core.Tracer):  # a loop: one copy is compiled, and not all of them
+            return jnp.swapaxes(jax.lax.map(of_one, eta), 0, 1)
+        return jnp.stack([of_one(e) for e in eta], 1)
 
     count = max(1, settings.num_augmentations)
     x = jnp.asarray(x)
