@@ -44,7 +44,7 @@ class _Taps(NamedTuple):
     def read(self, flat: Array, row: int, column: int) -> Array:
         return flat.at[self.at(row, column)].get(mode="promise_in_bounds")
 
-    def at(self, row: int, column: int) -> Array:
+    def at(self, row: int | Array, column: int | Array) -> Array:
         return self.first + (row * self.stride + column * self.channels)
 
 
@@ -139,10 +139,24 @@ def _sample_backward(interpolation: Interpolation, residuals, cotangent: Array):
     border = _border(interpolation)
     *batch, height, width, channels = image.shape
     padded_shape = (*batch, height + 2 * border, width + 2 * border, channels)
-    flat = jnp.zeros(_size(padded_shape), cotangent.dtype)
-    for row, weight in enumerate(taps.along_y[0]):
-        for column, w in enumerate(taps.along_x[0]):
-            flat = flat.at[taps.at(row, column)].add(weight * w * cotangent, mode="promise_in_bounds")
+
+    # Loops, so that one scatter is compiled and not all of them: most of the time to compile a gradient.
+    def from_row(flat: Array, along_y: tuple[Array, Array]) -> tuple[Array, None]:
+        row, of_row = along_y
+        handed_back = of_row * cotangent
+
+        def from_tap(flat: Array, along_x: tuple[Array, Array]) -> tuple[Array, None]:
+            column, of_column = along_x
+            at = taps.at(row, column)
+            return flat.at[at].add(of_column * handed_back, mode="promise_in_bounds"), None
+
+        return jax.lax.scan(from_tap, flat, numbered(taps.along_x[0]))
+
+    def numbered(weights: list[Array]) -> tuple[Array, Array]:
+        return jnp.arange(len(weights), dtype=jnp.int32), jnp.stack(weights)
+
+    nothing = jnp.zeros(_size(padded_shape), cotangent.dtype)
+    flat, _ = jax.lax.scan(from_row, nothing, numbered(taps.along_y[0]))
     pixels = flat.reshape(padded_shape)[..., border : border + height, border : border + width, :]
     return pixels, (cotangent * slope_y).sum(-1), (cotangent * slope_x).sum(-1)
 
