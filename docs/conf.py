@@ -43,6 +43,7 @@ nb_execution_show_tb = True
 nb_output_stderr = "warn"
 nb_merge_streams = True
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # programs of seconds: compiling them takes longer than running
 os.environ.setdefault("SGM_PPL_CACHE", tempfile.mkdtemp(prefix="sgm-ppl-docs-"))
 
 # --- API reference: a page for each layer, of all modules that there are --------------------------------------------------
