@@ -57,8 +57,12 @@ class EquiVaeOptions:
     """Images of each class that a step draws its complementary images from."""
     learning_rate: float = 1e-3
     """Of Adam."""
+    warmup: float = 0.0
+    """Share of the steps in which the learning rate rises."""
     final: float = 1.0
     """Share of the learning rate that is left at the end, after a cosine decay; 1 leaves it constant."""
+    kl_warmup: float = 0.0
+    """Share of the steps in which the weight of v's divergence rises from 0 to 1."""
     latent: int = 16
     """Dimensions of r, and of v."""
     filters: tuple[int, ...] = (8, 16, 32, 64, 64)
@@ -109,8 +113,10 @@ LAPTOP: dict[str, Any] = {
     "batch_size": 64,
     "doublings": 1,
     "per_class": 8,
-    "learning_rate": 2e-3,
+    "learning_rate": 1.5e-3,
+    "warmup": 0.03,
     "final": 0.02,
+    "kl_warmup": 0.1,
 }
 SMOKE: dict[str, Any] = {
     "train": 200,

@@ -46,8 +46,10 @@ PRESETS: dict[Preset, EquiVaeSemi] = {
         steps=1_600,
         doublings=0,
         per_class=10,
-        learning_rate=3e-3,
+        learning_rate=1.5e-3,
+        warmup=0.1,
         final=0.02,
+        kl_warmup=0.3,
         benchmark_steps=500,
     ),
     # 25 times through 50,000 images, in batches of 32 to 256

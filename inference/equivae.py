@@ -128,20 +128,26 @@ def _bound(
 
 
 class Supervised(ELBO):
-    """Minus the mean of the labelled bound.  EquiVAE Eq. (4)."""
+    """Minus the mean of the labelled bound.  EquiVAE Eq. (4).
+
+    While `kl_weight`, which the program gets by keyword, is less than 1, the divergence of v counts less.
+    """
 
     can_infer_discrete = True
 
     def loss_with_mutable_state(
         self, rng_key: Array, param_map: dict[str, Any], model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        return {"loss": -labelled_bound(rng_key, param_map, *args, **kwargs).elbo.mean(), "mutable_state": None}
+        weight, options = _kl_weight(kwargs)
+        bound = labelled_bound(rng_key, param_map, *args, **options)
+        return {"loss": -_mean_with(weight, bound), "mutable_state": None}
 
 
 class SemiSupervised(ELBO):
     """Minus the mean of the unlabelled bound, the mean of the labelled bound, and that of log q(y | x).  EquiVAE Eq. (7).
 
-    The program's arguments are unlabelled images and their weights, and by keyword `labelled`, a tuple (x, y, weights).
+    The program's arguments are unlabelled images and their weights, and by keyword `labelled`, a tuple (x, y, weights), and
+    `kl_weight` as in `Supervised`.
     Eq. (7) has sums; here both kinds have the same say however many of each there are, as they have where every step takes a
     batch of both.
     """
@@ -151,14 +157,25 @@ class SemiSupervised(ELBO):
     def loss_with_mutable_state(
         self, rng_key: Array, param_map: dict[str, Any], model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        (x, weights), labelled, options = args, kwargs["labelled"], {k: v for k, v in kwargs.items() if k != "labelled"}
+        weight, options = _kl_weight(kwargs)
+        (x, weights), labelled = args, options.pop("labelled")
         unlabelled_key, labelled_key, label_key = jax.random.split(rng_key, 3)
         unlabelled, features = _bound(unlabelled_key, param_map, x, None, weights, **options)
         with_label, _ = _bound(labelled_key, param_map, *labelled, features=features, **options)
         program = handlers.seed(handlers.substitute(label_guide, data=param_map), label_key)
         q = handlers.trace(program).get_trace(labelled[0], nets=options["nets"], train=options.get("train", False))
         log_q = q["y"]["fn"].log_prob(labelled[1])
-        return {"loss": -unlabelled.elbo.mean() - with_label.elbo.mean() - log_q.mean(), "mutable_state": None}
+        loss = -_mean_with(weight, unlabelled) - _mean_with(weight, with_label) - log_q.mean()
+        return {"loss": loss, "mutable_state": None}
+
+
+def _kl_weight(kwargs: Mapping[str, Any]) -> tuple[Array | float, dict[str, Any]]:
+    options = dict(kwargs)
+    return options.pop("kl_weight", 1.0), options
+
+
+def _mean_with(kl_weight: Array | float, bound: Bound) -> Array:
+    return (bound.elbo + (1 - kl_weight) * bound.kl).mean()
 
 
 # --- Training ---------------------------------------------------------------------------------------------------------
@@ -180,8 +197,12 @@ class Recipe:
     per_class: int = 32
     """Images of each class that a step draws its complementary images from."""
     learning_rate: float = 1e-3
+    warmup: float = 0.0
+    """Share of the steps in which the learning rate rises from 3 % of its largest value. It keeps rectified units alive."""
     final: float = 1.0
     """Share of the learning rate that is left at the end, after a cosine decay; 1 leaves it constant."""
+    kl_warmup: float = 0.0
+    """Share of the steps in which the weight of v's divergence rises from 0 to 1. It keeps dimensions of v in use."""
 
 
 PAPER = Recipe()
@@ -218,9 +239,15 @@ def fit_equivae(
             f"for m_max={recipe.m_max}."
         )
     fit_key, validation_key = jax.random.split(key)
-    optimiser = adamw(recipe.learning_rate, steps=recipe.steps, final=recipe.final, weight_decay=0.0)
+    schedule = {"initial": 0.03 if recipe.warmup else 1.0, "warmup": recipe.warmup, "final": recipe.final}
+    optimiser = adamw(recipe.learning_rate, steps=recipe.steps, weight_decay=0.0, **schedule)
     options = {"nets": nets, "train": True}
     labels = jnp.asarray(pool.labels)
+
+    def kl_weight(step: Array) -> dict[str, Array]:
+        return (
+            {"kl_weight": jnp.minimum(1.0, (step + 1) / (recipe.kl_warmup * recipe.steps))} if recipe.kl_warmup else {}
+        )
 
     def complementary(key: Array) -> tuple[Complementary, Array]:
         draw_key, m_key = jax.random.split(key)
@@ -230,7 +257,7 @@ def fit_equivae(
         draw_key, choose_key = jax.random.split(key)
         others, m = complementary(draw_key)
         weights = choose(choose_key, others, index, m)
-        return (pool.take(index), labels[index], weights), {"complementary": others.images}
+        return (pool.take(index), labels[index], weights), {"complementary": others.images, **kl_weight(step)}
 
     def semi_supervised(key: Array, step: Array, x: Array) -> tuple[tuple, dict[str, Any]]:
         draw_key, choose_key, own_key, batch_key = jax.random.split(key, 4)
@@ -238,13 +265,14 @@ def fit_equivae(
         index = jax.random.choice(batch_key, len(pool.labels), (labelled_batch,), replace=False)
         labelled = (pool.take(index), labels[index], choose(own_key, others, index, m))
         weights = choose(choose_key, others, jnp.full(x.shape[0], NOBODY), m)
-        return (x, weights), {"labelled": labelled, "complementary": others.images}
+        return (x, weights), {"labelled": labelled, "complementary": others.images, **kl_weight(step)}
 
     labelled_batch = min(recipe.labelled_batch, len(pool.labels))
     if unlabelled is None:
-        svi = SVI(equivae, equivae_guide, optimiser, Supervised(), **options)
+        svi = SVI(_as_trained(equivae), _as_trained(equivae_guide), optimiser, Supervised(), **options)
     else:
-        svi = SVI(_without_labels(equivae), _without_labels(equivae_guide), optimiser, SemiSupervised(), **options)
+        programs = (_without_labels(_as_trained(program)) for program in (equivae, equivae_guide))
+        svi = SVI(*programs, optimiser, SemiSupervised(), **options)
     result = fit(
         svi,
         np.arange(len(pool.labels), dtype=np.int32) if unlabelled is None else unlabelled,
@@ -258,6 +286,15 @@ def fit_equivae(
         label=label,
     )
     return EquiVAE.of(nets, result.params, np.asarray(pool.take(np.arange(len(pool.labels)))), pool.labels), result
+
+
+def _as_trained(program: Callable) -> Callable:
+    """The program, deaf to what concerns its objective alone."""
+
+    def run(*args: Any, kl_weight: Any = None, **options: Any) -> Array:
+        return program(*args, **options)
+
+    return run
 
 
 def _without_labels(program: Callable) -> Callable:

@@ -207,7 +207,10 @@ def test_the_semi_supervised_loss_is_the_sum_of_its_parts(params):
     found, wanted = (jax.jit(jax.value_and_grad(function))(params) for function in (loss, by_hand))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), found, wanted)
     supervised = Supervised().loss(key, params, equivae, equivae_guide, x, y, weights, **SHARED)
-    np.testing.assert_allclose(supervised, -labelled_bound(key, params, x, y, weights, **SHARED).elbo.mean(), rtol=1e-5)
+    bound = labelled_bound(key, params, x, y, weights, **SHARED)
+    np.testing.assert_allclose(supervised, -bound.elbo.mean(), rtol=1e-5)
+    lenient = Supervised().loss(key, params, equivae, equivae_guide, x, y, weights, kl_weight=0.25, **SHARED)
+    np.testing.assert_allclose(lenient, -(bound.elbo + 0.75 * bound.kl).mean(), rtol=1e-5)
 
 
 def test_labels_are_checked(params):
@@ -229,7 +232,16 @@ def test_batches_double_at_even_distances():
 
 BARS = EquiVAENets((8, 8, 1), classes=2, latent=2, filters=(4, 4), dense=(16, 8), dropout=0.1)
 QUICK = Recipe(
-    steps=300, batch_size=16, doublings=0, labelled_batch=8, m_max=2, per_class=4, learning_rate=1e-2, final=0.1
+    steps=300,
+    batch_size=16,
+    doublings=0,
+    labelled_batch=8,
+    m_max=2,
+    per_class=4,
+    learning_rate=1e-2,
+    warmup=0.1,
+    final=0.1,
+    kl_warmup=0.3,
 )
 
 
