@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sgm_ppl.data import Dataset
     from sgm_ppl.models.sgm import SGM
 
-__all__ = ["PRESETS", "Priors", "run", "summary"]
+__all__ = ["PRESETS", "Priors", "differences", "run", "summary"]
 
 COPIES = 5  # of each image, moved at random, whose prototypes the prior is asked about
 SHOWN = 8
@@ -106,11 +106,11 @@ def run(config: Priors, run: Run) -> dict[str, Any]:
         metrics[name] |= found
     for name, area in _two_samples(config, models, data, test_key).items():
         metrics.setdefault(name, {})["auc"] = area
-    differences = _differences(metrics)
+    gained = differences(metrics)
     for found in metrics.values():
         found.pop("log_probs", None)
     pictures = _draw(config, models, metrics, data, draw_key, run)
-    result = {"images": config.evaluation.images, "priors": metrics, "von_mises_minus_flow": differences}
+    result = {"images": config.evaluation.images, "priors": metrics, "von_mises_minus_flow": gained}
     _report(config, run, result, pictures)
     return result
 
@@ -309,7 +309,7 @@ def _standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-def _differences(metrics: dict[str, Any]) -> dict[str, float] | None:
+def differences(metrics: dict[str, Any]) -> dict[str, float] | None:
     """Paired over images: what the periodic prior gains over the flow."""
     if not {"von-mises", "flow"} <= set(metrics):
         return None
@@ -361,13 +361,14 @@ def _draw(
     place = names_of_eta.index("rotation") if "rotation" in names_of_eta else 0
     parameter, bound = names_of_eta[place], some.transform.eta_max[place]
     period = PERIODS.get(parameter)
-    edges = np.linspace(-bound, bound, 61)
+    edges, drawn = np.linspace(-bound, bound, 61), {}
     with saved(paths["densities"], 1.3 * len(x) + 1.0, 1.0 * (len(models) + 1)) as figure:
         grid = figure.subplots(len(models) + 1, len(x), squeeze=False)
         for axes, image in zip(grid[0], np.asarray(x_hat), strict=True):
             show(axes, image)
         for row, (name, sgm) in zip(grid[1:], models.items(), strict=True):
-            values = np.asarray(sgm.draw_eta(key, x_hat, DRAWS))[..., place]
+            drawn[name] = sgm.draw_eta(key, x_hat, DRAWS)
+            values = np.asarray(drawn[name])[..., place]
             if period is not None:
                 values = (values + period / 2) % period - period / 2
             for axes, draws in zip(row, values, strict=True):
@@ -379,8 +380,8 @@ def _draw(
         figure.suptitle(f"Prototypes, and what each prior says about their {spaced(parameter)}", fontsize=10)
 
     rows: dict[str, np.ndarray] = {"test": np.asarray(x), "x̂": np.asarray(x_hat)}
-    for name, sgm in models.items():
-        rows[_slug(name)] = np.asarray(sgm.resample(key, x, 2)).swapaxes(0, 1)
+    for name, eta in drawn.items():
+        rows[_slug(name)] = np.asarray(some.move(eta[:, :2], x_hat)).swapaxes(0, 1)
     draw_rows(paths["resampled"], rows)
     return paths
 

@@ -34,7 +34,7 @@ from sgm_ppl.experiments.cli import main
 
 print(sgm_ppl.__file__)
 small = ["--preset", "smoke", "--data", "bars.npz", "--train", "40"]
-nets = ["--{0}family.affine", "rotation", "--{0}encoder.hidden", "4"]
+nets = ["--{0}family.affine", "rotation", "--{0}encoder.hidden", "4", "--{0}encoder.no-warm-start"]
 own = ["--{0}prior", "mine.py:two_moods"]
 sgm, invvae = ([part.format(prefix) for part in nets + own] for prefix in ("", "sgm."))
 for command in (
