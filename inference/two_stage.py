@@ -185,6 +185,13 @@ def train_prior(
     of both with `trained_prior`.
     """
     prior = check_prior(prior, transform, tuple(x.shape[1:]))
+    model = partial(prior_of_pairs, prior=prior, num_images=x.shape[0])
+    prior_guide = mean_over_images(latent_guide(prior, tuple(x.shape[1:])), total=x.shape[0])
+    svi = SVI(model, prior_guide, settings.schedule.optimiser(), Trace_ELBO(), train=True)
+    latents = latents_of(prior, tuple(x.shape[1:]))
+    if not latents.parameters + latents.shared + latents.local:  # nothing to be learnt
+        one = jnp.zeros((1, transform.dim)), jnp.zeros((1, *x.shape[1:]))
+        return FitResult({}, svi.init(key, *one), [], 0)
     frozen = SGM(transform, prior, guide, tuple(x.shape[1:]))
     train_key, bank_key, validation_key = jax.random.split(key, 3)
 
@@ -213,14 +220,6 @@ def train_prior(
             x_hat = prototypes(key, images, count)
         return (jnp.repeat(eta, count, axis=0), x_hat.reshape(-1, *x.shape[1:])), {}
 
-    model = partial(prior_of_pairs, prior=prior, num_images=x.shape[0])
-    prior_guide = mean_over_images(latent_guide(prior, tuple(x.shape[1:])), total=x.shape[0])
-    svi = SVI(model, prior_guide, settings.schedule.optimiser(), Trace_ELBO(), train=True)
-    latents = latents_of(prior, tuple(x.shape[1:]))
-    if not latents.parameters + latents.shared + latents.local:
-        return FitResult(
-            {}, svi.init(train_key, *prepare(train_key, jnp.asarray(0), *rows)[0]), [], 0
-        )  # nothing to learn
     validate = None
     if validation is not None:
         held_out = jnp.asarray(validation)
