@@ -122,6 +122,11 @@ def _slug(name: str) -> str:
     return re.sub(r"\W+", "-", Path(name).name)
 
 
+def _title(name: str) -> str:
+    """What a table calls it: a user's own by the name of the function."""
+    return name.rpartition(":")[2]
+
+
 def _programs(config: Priors, run: Run, image_shape: tuple[int, ...]) -> dict[str, Any]:
     """All priors by name, checked before anything is trained."""
     from sgm_ppl.models.check_prior import check_prior
@@ -333,7 +338,7 @@ def _draw(
     x = jnp.asarray(split.images[one_of_each(split, SHOWN)])
     some = next(iter(models.values()))
     x_hat = some.prototype(x)
-    names = [_slug(name) for name in models]
+    names = [_title(name) for name in models]
     paths = {name: run.figure(name) for name in ("scores", "densities", "resampled")}
 
     panels = {
@@ -374,14 +379,14 @@ def _draw(
             for axes, draws in zip(row, values, strict=True):
                 axes.hist(draws, edges, density=True, color=COLOURS[0])
                 axes.set(yticks=[], xticks=[-bound, 0, bound], xticklabels=[])
-            row[0].set_ylabel(_slug(name), rotation=0, ha="right", va="center", fontsize=9)
+            row[0].set_ylabel(_title(name), rotation=0, ha="right", va="center", fontsize=9)
         for axes in grid[-1]:
             axes.set_xticks([-bound, 0, bound], [f"−{bound:.2g}", "0", f"{bound:.2g}"], fontsize=8)
         figure.suptitle(f"Prototypes, and what each prior says about their {spaced(parameter)}", fontsize=10)
 
     rows: dict[str, np.ndarray] = {"test": np.asarray(x), "x̂": np.asarray(x_hat)}
     for name, eta in drawn.items():
-        rows[_slug(name)] = np.asarray(some.move(eta[:, :2], x_hat)).swapaxes(0, 1)
+        rows[_title(name)] = np.asarray(some.move(eta[:, :2], x_hat)).swapaxes(0, 1)
     draw_rows(paths["resampled"], rows)
     return paths
 
@@ -397,7 +402,7 @@ def _table(metrics: Mapping[str, Any]) -> Table:
         bound += f" ({m['impossible']:.1%} impossible)" if m["impossible"] else ""
         auc = f"{m['auc']['auc']:.3f} ± {m['auc']['standard_error']:.3f}" if "auc" in m else "—"
         cells = [f"{m['orbit_change']:.3f}", auc, f"{m['seconds']:.0f}", f"{m['parameters']:,}"]
-        rows.append([_slug(name), density, bound, *cells])
+        rows.append([_title(name), density, bound, *cells])
     data = metrics["priors"].get("data", {}).get("auc")
     against_itself = f" Data against data have {data['auc']:.3f} ± {data['standard_error']:.3f}." if data else ""
     return Table(
