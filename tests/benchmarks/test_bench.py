@@ -16,8 +16,8 @@ from sgm_ppl.benchmarks.worker import Compiled, Ran
 from sgm_ppl.experiments.cli import main
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_case_runs_again_and_again(name):
+@pytest.mark.parametrize("name", [PEAK, "stage-2", "bound", "warp-gradient"])  # test_operations.py sets up the others
+def test_cases_run_again_and_again(name):
     case, settings = CASES[name], SETTINGS["smoke"]
     run = case.make(settings)()
     run()
