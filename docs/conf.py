@@ -42,6 +42,7 @@ nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_output_stderr = "warn"
 nb_merge_streams = True
+os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # of tqdm, which would like to draw widgets
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # programs of seconds: compiling them takes longer than running
 os.environ.setdefault("SGM_PPL_CACHE", tempfile.mkdtemp(prefix="sgm-ppl-docs-"))
