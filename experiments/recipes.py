@@ -86,7 +86,7 @@ def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0) -> SgmOpti
             invertibility=0.0,
             agreement=0.1,
             anchor=1.0,
-            rest=0.05,
+            rest=0.08,
         ),
         stage_two=StageTwo(two, size.augmentations[1], multiplier, size.bank),
     )
