@@ -62,7 +62,7 @@ class Settings:
 
     def changed(self, changes: Mapping[str, int]) -> Settings:
         """With another "batch", "size" or number of "particles"."""
-        rest = {name: value for name, value in changes.items() if name != "batch"}
+        rest: dict[str, Any] = {name: value for name, value in changes.items() if name != "batch"}
         return replace(self.with_batch(changes["batch"]) if "batch" in changes else self, **rest)
 
     def shape(self, dim: int) -> Shape:

@@ -132,6 +132,7 @@ def draw(path: Path, points: Sequence[Point]) -> None:
             panel.grid(axis="y", color=PALE, linewidth=0.6)
             panel.legend(fontsize=7)
         figure.supylabel("seconds a step, or an image", fontsize=9)
+        figure.suptitle("dashed: in proportion to images, pixels and particles", fontsize=8)
 
 
 def to_json(points: Sequence[Point]) -> list[dict[str, Any]]:
