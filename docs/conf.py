@@ -27,7 +27,7 @@ html_theme = "furo"
 html_title = f"sgm-ppl {release}"
 html_static_path = ["_static"]
 html_css_files = ["lessons.css"]
-html_copy_source = html_show_sphinx = False
+html_copy_source = html_show_sphinx = html_show_copyright = False
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
