@@ -75,6 +75,8 @@ def commands_in(text: str) -> list[str]:
 def is_complete(command: str) -> bool:
     """Not a mere mention: no `MODEL`, `NAME`, `a|b` or `...` to be filled in. `RUN` and `FOLDER` are names of folders."""
     words = command.split()
+    if words[-1] in ("train", "experiment", "evaluate", "ask", "data", "graph"):
+        return False
     return len(words) > 1 and not any("|" in w or "..." in w or w in ("MODEL", "NAME", "QUESTION") for w in words)
 
 
