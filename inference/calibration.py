@@ -109,8 +109,14 @@ def calibrate(
         )
     columns, values = columns_of(draws, names, sites)
     _, true = columns_of({name: np.asarray(truth[name])[None] for name in sites}, names, sites)
-    if not np.isfinite(values).all() or not np.isfinite(true).all():
-        raise ValueError("Draws must be finite numbers; some are not. Look for NaN in the parameters.")
+    for side, found in (("model", true), ("guide", values)):
+        if (bad := ~np.isfinite(found).all(0)).any():
+            listed = [name for name, column in zip(columns, bad.T, strict=True) if column.any()]
+            raise ValueError(
+                f"Draws of the {side} must be finite; {listed} are not, for {int(bad.any(1).sum())} of {num_images} images "
+                f"that the model drew. Their pixels are in [{float(truth['x'].min()):.2g}, {float(truth['x'].max()):.2g}]: "
+                "give a guide that clips them if it cannot look at such images, or look for NaN in the parameters."
+            )
     below, ties = (values < true).sum(0), (values == true).sum(0)
     extra = np.random.default_rng(np.asarray(jax.random.bits(tie_key, (4,)))).integers(0, ties + 1)
     return Calibration(columns, below + extra, num_draws, bins)

@@ -77,6 +77,15 @@ def test_mistakes_are_told(key):
         calibrate(key, linear, linear_guide, PARAMS, num_images=2, num_draws=1, bins=2, sites=["eta"])
 
 
+def test_a_guide_that_cannot_look_at_the_models_images_is_told_so(key):
+    def roots(x):
+        with numpyro.plate("images", len(x)):
+            numpyro.sample("z", dist.Normal(jnp.sqrt(x[:, 0, 0]) * jnp.ones(2), 1.0).to_event(1))
+
+    with pytest.raises(ValueError, match=r"Draws of the guide must be finite; \['z 0', 'z 1'\] are not, for \d+ of 30"):
+        calibrate(key, linear, roots, PARAMS, num_images=30, num_draws=1, bins=2)
+
+
 def test_a_figure_is_drawn(tmp_path):
     ranks = np.random.default_rng(0).integers(0, 100, (50, 7))
     draw_ranks(tmp_path / "ranks.png", ranks, 99, [f"z {i}" for i in range(7)])
