@@ -121,25 +121,25 @@ def run_prior(prior: Program, x_hat: Array, *, train: bool = False) -> Array:
     program = partial(prior, **options_of(prior, train=train))
     discrete = latents_of(prior, x_hat.shape[-3:]).discrete
     if not discrete:
-        with handlers.trace() as trace:
+        with _Found() as found:
             program(x_hat)
-        return trace["eta"]["value"]
+        return found["eta"]["value"]
 
     key, count = _key(), x_hat.shape[0]
 
-    def seen(message: dict[str, Any]) -> bool:
+    def hidden(message: dict[str, Any]) -> bool:
         """Parameters and continuous latents are everybody's; which value of a discrete one is drawn is nobody's."""
-        return message["type"] == "param" or (message["type"] == "sample" and message["name"] not in (*discrete, "eta"))
+        return message["type"] not in ("param", "sample") or message["name"] in (*discrete, "eta")
 
     with (
-        handlers.block(hide_fn=lambda message: not seen(message)),
-        handlers.trace() as trace,
+        handlers.block(hide_fn=hidden),
         handlers.seed(rng_seed=key),
-        _PlateOf(lambda message: not seen(message), PLATE, count),
+        _PlateOf(hidden, PLATE, count),
+        _Found() as found,
     ):
         program(x_hat)
-    known = {name: site["value"] for name, site in trace.items() if seen(site)}
-    supports = [trace[name]["fn"].enumerate_support(expand=False).reshape(-1) for name in discrete]
+    known = {name: site["value"] for name, site in found.items() if name not in (*discrete, "eta")}
+    supports = [found[name]["fn"].enumerate_support(expand=False).reshape(-1) for name in discrete]
     values = dict(zip(discrete, map(jnp.stack, zip(*product(*supports), strict=True)), strict=True))
 
     def rerun(key: Array, data: Params) -> Any:
@@ -161,8 +161,8 @@ def run_prior(prior: Program, x_hat: Array, *, train: bool = False) -> Array:
 
         return jax.nn.logsumexp(jax.vmap(of_one)(values), axis=0)
 
-    eta_fn = trace["eta"]["fn"]
-    one = _Averaged(log_prob, lambda key: rerun(key, {})["eta"]["value"], (count,), eta_fn.event_shape)
+    event_shape = found["eta"]["fn"].event_shape
+    one = _Averaged(log_prob, lambda key: rerun(key, {})["eta"]["value"], (count,), event_shape)
     return numpyro.sample("eta", one)
 
 
@@ -308,6 +308,19 @@ class _Averaged(dist.Distribution):
 
     def log_prob(self, value: Array) -> Array:
         return self._log_prob(value)
+
+
+class _Found(Messenger):
+    """Samples and parameters by the names that the program gives them, whatever they are called further out."""
+
+    def __enter__(self) -> dict[str, dict[str, Any]]:  # type: ignore[override]
+        super().__enter__()
+        self.sites: dict[str, dict[str, Any]] = {}
+        return self.sites
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] in ("param", "sample"):
+            self.sites[msg["name"]] = msg
 
 
 class _PlateOf(numpyro.plate):

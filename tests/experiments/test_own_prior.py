@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 from test_layout import ROOT, build, copy_of_the_source
 
 PRIOR = """\
@@ -27,7 +28,7 @@ def two_moods(x_hat, *, transform):
     return numpyro.sample("eta", dist.Normal(loc, spread).to_event(1))
 """
 
-COMMANDS = """
+START = """
 import sys
 import sgm_ppl
 from sgm_ppl.experiments.cli import main
@@ -35,19 +36,22 @@ from sgm_ppl.experiments.cli import main
 print(sgm_ppl.__file__)
 small = ["--preset", "smoke", "--data", "bars.npz", "--train", "40"]
 nets = ["--{0}family.affine", "rotation", "--{0}encoder.hidden", "4", "--{0}encoder.no-warm-start"]
-own = ["--{0}prior", "mine.py:two_moods"]
-sgm, invvae = ([part.format(prefix) for part in nets + own] for prefix in ("", "sgm."))
-for command in (
-    ["demo", *small, *sgm, "--two-samples.images", "0", "--evaluation.images", "4", "--out", "demo"],
-    ["train", "invvae", *small, *invvae, "--steps", "2", "--latent", "2", "--filters", "2", "2", "--out", "invvae"],
-    ["evaluate", "invvae", "--preset", "smoke", "--images", "3", "--particles", "2", "--out", "bound"],
-):
+alone, inside = ([part.format(prefix) for part in nets] for prefix in ("", "sgm."))
+demo = ["demo", *small, *alone, "--prior", "mine.py:two_moods", "--out", "demo"]
+demo += ["--two-samples.images", "0", "--evaluation.images", "4"]
+compare = ["experiment", "priors", *small, *inside, "--priors", "mine.py:two_moods", "--out", "compared"]
+compare += ["--two-samples.images", "0", "--evaluation.images", "4", "--evaluation.particles", "3", "--rotate", "0"]
+invvae = ["train", "invvae", *small, *inside, "--sgm.prior", "mine.py:two_moods", "--out", "invvae"]
+invvae += ["--steps", "2", "--latent", "2", "--filters", "2", "2"]
+bound = ["evaluate", "invvae", "--preset", "smoke", "--images", "3", "--particles", "2", "--out", "bound"]
+for command in COMMANDS:
     if code := main(command):
         sys.exit(code)
 """
 
 
-def test_it_goes_through_demo_bound_and_report(tmp_path):
+def run_elsewhere(tmp_path: Path, commands: str) -> Path:
+    """Outside of the repository, with the wheel's package and the file of fifteen lines; returns where."""
     assert len(PRIOR.splitlines()) <= 15
     zipfile.ZipFile(build("wheel", copy_of_the_source(tmp_path / "source", links=True))).extractall(tmp_path / "site")
     here = tmp_path / "elsewhere"
@@ -58,7 +62,7 @@ def test_it_goes_through_demo_bound_and_report(tmp_path):
         image[where : where + 2, 2:6] = 0.9
     np.savez(here / "bars.npz", images=images)
     finished = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMMANDS],
+        [sys.executable, "-W", "ignore", "-c", START.replace("COMMANDS", commands)],
         cwd=here,
         env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,
@@ -69,10 +73,23 @@ def test_it_goes_through_demo_bound_and_report(tmp_path):
     package = Path(finished.stdout.splitlines()[0])
     assert package.is_relative_to(tmp_path / "site")
     assert not package.is_relative_to(ROOT)
-    for name in ("demo", "invvae"):
-        assert (here / name / "mine.py").read_text() == PRIOR
+    return here
+
+
+def test_it_goes_through_demo_bound_and_report(tmp_path):
+    here = run_elsewhere(tmp_path, "(demo, compare)")
+    assert (here / "demo" / "mine.py").read_text() == PRIOR
     assert "mine.py:two_moods" in (here / "demo" / "config.json").read_text()
-    assert "data:image/png" in (here / "demo" / "report.html").read_text()
     assert np.isfinite(json.loads((here / "demo" / "metrics.json").read_text())["log_prob"])
+    compared = json.loads((here / "compared" / "metrics.json").read_text())
+    assert np.isfinite(compared["priors"]["mine.py:two_moods"]["iwlb"])
+    for name in ("demo", "compared"):
+        assert "data:image/png" in (here / name / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_it_goes_into_an_invvae_and_its_bounds(tmp_path):
+    here = run_elsewhere(tmp_path, "(invvae, bound)")
+    assert (here / "invvae" / "mine.py").read_text() == PRIOR
     bound = json.loads((here / "bound" / "metrics.json").read_text())
     assert all(np.isfinite(bound[space]["iwlb"]["mean"]) for space in ("observation", "prototype"))
