@@ -109,7 +109,7 @@ class TrainEquiVae(EquiVaeOptions, Config):
 
 
 LAPTOP: dict[str, Any] = {
-    "steps": 9_000,
+    "steps": 8_000,
     "batch_size": 64,
     "doublings": 1,
     "per_class": 8,

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax import Array
@@ -77,10 +78,16 @@ class EquiVAE:
         x = self._checked(x)
         return self.embed(x) if y is None else self.class_r[check_class_labels(y, len(x), self.nets.classes)]
 
-    def v(self, x: Array | np.ndarray, y: Any = None, r: np.ndarray | None = None) -> np.ndarray:
-        """The equivariant representation: the mean of q(v | r, x), [n, latent], with the r of x unless another is given."""
+    def v(
+        self, x: Array | np.ndarray, y: Any = None, r: np.ndarray | None = None, *, key: Array | None = None
+    ) -> np.ndarray:
+        """The equivariant representation, [n, latent]: the mean of q(v | r, x), or with a `key` a draw.
+
+        r is that of x unless another is given.
+        """
         x = self._checked(x)
-        return self._in_chunks(self._style, x, self.r(x, y) if r is None else r)
+        mean, scale = np.split(self._in_chunks(self._style, x, self.r(x, y) if r is None else r), 2, axis=-1)
+        return mean if key is None else mean + scale * np.asarray(jax.random.normal(key, mean.shape))
 
     # --- Classes ------------------------------------------------------------------------------------------------------
 
@@ -163,7 +170,12 @@ class EquiVAE:
     @cached_property
     def _style(self) -> Callable[[Any, Any], Array]:
         style = self._bound(self.nets.style)
-        return jax.jit(lambda x, r: style(x, r).mean)
+
+        def mean_and_scale(x: Any, r: Any) -> Array:
+            q = style(x, r)
+            return jnp.concatenate([q.mean, jnp.sqrt(q.variance)], -1)
+
+        return jax.jit(mean_and_scale)
 
     @cached_property
     def _decode(self) -> Callable[[Any, Any], Array]:

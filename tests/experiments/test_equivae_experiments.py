@@ -106,7 +106,7 @@ def test_tables_have_the_papers_numbers_beside_ours():
         {"distance": 0.01, "classifier": 0.012, "benchmark": 0.009},
         {"distance": 0.02, "classifier": 0, "benchmark": 0},
     ]
-    results = [{"error": error, "probe_accuracy": {"r": 0.99, "v": 0.2}} for error in errors]
+    results = [{"error": error, "probe_accuracy": {"r": 0.99, "v": 0.2, "mean of v": 0.4}} for error in errors]
     text = equivae_supervised.table(results, "mnist")
     assert "| EquiVAE, distance of f_inv(x) | 1.50 ± 0.50 | 0.82 ± 0.05 |" in text
     assert "finds the class of 99.00 ± 0.00 % of the images from r, of 20.00 ± 0.00 % from v" in text
