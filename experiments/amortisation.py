@@ -47,6 +47,8 @@ class NutsOptions:
     """Steps of a chain that are kept."""
     chains: int = 4
     """Chains of an image; each starts from its own draw of the guide."""
+    tree_depth: int = 10
+    """A step of NUTS takes at most 2 to this power steps along its trajectory."""
     particles: int = 2_000
     """Draws of the guide that are compared with these, and that are resampled by their weights."""
 
@@ -98,7 +100,7 @@ def _training(preset: Preset, **changed: Any) -> dict[str, Any]:
 PRESETS: dict[Preset, Amortisation] = {
     "smoke": Amortisation(
         **_training("smoke", latent=2),
-        nuts=NutsOptions(images=2, warmup=10, samples=10, chains=2, particles=20),
+        nuts=NutsOptions(images=2, warmup=10, samples=10, chains=2, tree_depth=4, particles=20),
         checks=CheckOptions(simulated=20, draws=9, bins=5, images=10, replicates=5),
     ),
     "laptop": Amortisation(
@@ -191,6 +193,7 @@ def examine(
         start=start,
         num_warmup=config.nuts.warmup,
         num_samples=config.nuts.samples,
+        max_tree_depth=config.nuts.tree_depth,
         names=names,
         progress=True,
         **options,
