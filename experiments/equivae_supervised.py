@@ -55,7 +55,7 @@ PRESETS: dict[Preset, EquiVaeSupervised] = {
         repeats=1,
         classifier_steps=2_000,
         benchmark_steps=2_400,
-        plane_steps=1_200,
+        plane_steps=3_000,
         projected=2_000,
     ),
     "paper": EquiVaeSupervised(data="mnist"),
