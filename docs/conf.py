@@ -1,6 +1,6 @@
 """Sphinx: pages in Markdown, lessons as text notebooks that are run while the pages are built, an API reference.
 
-    sphinx-build -W --keep-going docs docs/_build
+    sphinx-build -W --keep-going docs docs/_build/html
 
 Nothing is fetched from a network, and nothing is kept from an earlier run: numbers and figures are those of this build.
 """
@@ -20,7 +20,7 @@ project = "sgm-ppl"
 author = "the authors of sgm-ppl"
 release = version = sgm_ppl.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
-exclude_patterns = ["_build", "jupyter_execute"]
+exclude_patterns = ["_build"]
 root_doc = "index"
 
 html_theme = "furo"
@@ -44,7 +44,7 @@ nb_output_stderr = "warn"
 nb_merge_streams = True
 os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # of tqdm, which would like to draw widgets
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # programs of seconds: compiling them takes longer than running
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # what runs for seconds takes longer to compile
 os.environ.setdefault("SGM_PPL_CACHE", tempfile.mkdtemp(prefix="sgm-ppl-docs-"))
 
 # --- API reference: a page for each layer, of all modules that there are --------------------------------------------------
@@ -69,7 +69,7 @@ def modules_of(folder: str) -> list[str]:
     names = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         inside = path.relative_to(ROOT / folder).with_suffix("").parts
-        if path.name == "__init__.py" or (folder == "sgm_ppl" and inside[0] in LAYERS):
+        if path.name == "__init__.py" or (ROOT / folder / inside[0]).is_symlink():
             continue  # packages only collect names, and links are folders with a turn of their own
         names.append(".".join([*(["sgm_ppl"] if folder != "sgm_ppl" else []), folder, *inside]))
     return names

