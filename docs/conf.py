@@ -22,6 +22,7 @@ release = version = sgm_ppl.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 root_doc = "index"
+highlight_language = "text"
 
 html_theme = "furo"
 html_title = f"sgm-ppl {release}"
@@ -108,6 +109,13 @@ def is_foreign(app: Sphinx, what: str, name: str, obj: object, skip: bool, optio
     return True if isinstance(module, str) and not module.startswith("sgm_ppl") and callable(obj) else None
 
 
+def without_linen(
+    app: Sphinx, what: str, name: str, obj: object, options: object, signature: str, returns: str
+) -> tuple:
+    """A module's own arguments, without the two that Linen adds to every one."""
+    return (re.sub(r",? parent=<[^>]*>, name=None", "", signature) if signature else signature, returns)
+
+
 def _listed(rows: list[str]) -> bool:
     """Whether a paragraph explains arguments, one a line: a name and a colon, and indented lines that go on with it."""
     return len(rows) > 1 and sum(bool(re.match(r"\s*[\w, ]+: ", row)) for row in rows) > 1
@@ -127,3 +135,4 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_api_pages)
     app.connect("autodoc-process-docstring", plain_to_rst)
     app.connect("autodoc-skip-member", is_foreign)
+    app.connect("autodoc-process-signature", without_linen)
