@@ -62,7 +62,9 @@ class EquiVaeOptions:
     final: float = 1.0
     """Share of the learning rate that is left at the end, after a cosine decay; 1 leaves it constant."""
     kl_warmup: float = 0.0
-    """Share of the steps in which the weight of v's divergence rises from 0 to 1."""
+    """Share of the steps in which the weight of v's divergence goes from `kl_start` to 1."""
+    kl_start: float = 0.0
+    """From 0, all dimensions of v come into use; from more than 1, r and the classes are learnt before v."""
     latent: int = 16
     """Dimensions of r, and of v."""
     filters: tuple[int, ...] = (8, 16, 32, 64, 64)

@@ -49,7 +49,8 @@ PRESETS: dict[Preset, EquiVaeSemi] = {
         learning_rate=1.5e-3,
         warmup=0.1,
         final=0.02,
-        kl_warmup=0.3,
+        kl_warmup=0.5,
+        kl_start=5.0,
         benchmark_steps=500,
     ),
     # 25 times through 50,000 images, in batches of 32 to 256

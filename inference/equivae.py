@@ -130,7 +130,7 @@ def _bound(
 class Supervised(ELBO):
     """Minus the mean of the labelled bound.  EquiVAE Eq. (4).
 
-    While `kl_weight`, which the program gets by keyword, is less than 1, the divergence of v counts less.
+    By `kl_weight`, which the program gets by keyword, the divergence of v counts less, or more.
     """
 
     can_infer_discrete = True
@@ -202,7 +202,9 @@ class Recipe:
     final: float = 1.0
     """Share of the learning rate that is left at the end, after a cosine decay; 1 leaves it constant."""
     kl_warmup: float = 0.0
-    """Share of the steps in which the weight of v's divergence rises from 0 to 1. It keeps dimensions of v in use."""
+    """Share of the steps in which the weight of v's divergence goes from `kl_start` to 1."""
+    kl_start: float = 0.0
+    """From 0, all dimensions of v come into use; from more than 1, r and the classes are learnt before v."""
 
 
 PAPER = Recipe()
@@ -245,9 +247,10 @@ def fit_equivae(
     labels = jnp.asarray(pool.labels)
 
     def kl_weight(step: Array) -> dict[str, Array]:
-        return (
-            {"kl_weight": jnp.minimum(1.0, (step + 1) / (recipe.kl_warmup * recipe.steps))} if recipe.kl_warmup else {}
-        )
+        if not recipe.kl_warmup:
+            return {}
+        gone = jnp.minimum(1.0, step / (recipe.kl_warmup * recipe.steps))
+        return {"kl_weight": recipe.kl_start + (1 - recipe.kl_start) * gone}
 
     def complementary(key: Array) -> tuple[Complementary, Array]:
         draw_key, m_key = jax.random.split(key)
