@@ -150,11 +150,11 @@ def diagnose(data: Any, names: Names | None = None) -> Diagnostics:
 
 
 def _count_images(args: tuple) -> int:
-    lengths = {np.shape(a)[0] if np.ndim(a) else None for a in args}
-    if len(lengths) != 1 or None in lengths or 0 in lengths:
+    lengths = {np.shape(a)[0] if np.ndim(a) else 0 for a in args}
+    if len(lengths) != 1 or 0 in lengths:
         shapes = [np.shape(a) for a in args]
         raise ValueError(f"Positional arguments are arrays with one or more images along the first axis; got {shapes}.")
-    return next(iter(lengths))
+    return lengths.pop()
 
 
 def _shape_of(site: dict[str, Any]) -> tuple[int, ...]:

@@ -138,7 +138,8 @@ def predictive_check(
         raise ValueError(
             f"Replicates are [replicates, images, ...] of images {np.shape(x)[1:]}; got shape {np.shape(replicates)}."
         )
-    observed, replicated = [], []
+    observed: list[np.ndarray] = []
+    replicated: list[np.ndarray] = []
     for name, statistic in statistics.items():
         for images, found in ((x, observed), (replicates, replicated)):
             values = np.asarray(statistic(jnp.asarray(images)))

@@ -62,7 +62,7 @@ def draw_graph(path: Path, graph: Graph) -> None:
     places = _places(graph)
     solid = _bends(places, graph.edges)
     dashed = _bends(places, graph.guide_edges, graph.edges)
-    arrows = [(edge, bend, INK, "-") for edge, bend in solid.items()]
+    arrows: list[tuple[Edge, float, str, Any]] = [(edge, bend, INK, "-") for edge, bend in solid.items()]
     arrows += [(edge, bend, COLOURS[1], (0, (4, 2))) for edge, bend in dashed.items()]
     curves = {edge: _curve(places, edge, bend) for edge, bend, *_ in arrows}
     reach = np.concatenate([np.array([*places.values()]), *curves.values()])

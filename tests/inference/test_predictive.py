@@ -23,7 +23,7 @@ def parameters(*programs):
     """As they are before training."""
 
     def run():
-        found = {}
+        found: dict[str, jax.Array] = {}
         for program in programs:
             with handlers.seed(rng_seed=0), handlers.trace() as trace:
                 program(IMAGES)
