@@ -341,14 +341,13 @@ def _draw(
     names = [_title(name) for name in models]
     paths = {name: run.figure(name) for name in ("scores", "densities", "resampled")}
 
+    every = [metrics[name] for name in models]
     panels = {
-        "held-out log p(η | x̂)": [(m["log_prob_inside"], m["standard_error"]) for m in map(metrics.get, models)],
-        "bound on log p(x | x̂)": [(m["iwlb"], m["iwlb_standard_error"]) for m in map(metrics.get, models)],
+        "held-out log p(η | x̂)": [(m["log_prob_inside"], m["standard_error"]) for m in every],
+        "bound on log p(x | x̂)": [(m["iwlb"], m["iwlb_standard_error"]) for m in every],
     }
     if "auc" in metrics[next(iter(models))]:
-        panels["AUC of resampled images"] = [
-            (m["auc"]["auc"], m["auc"]["standard_error"]) for m in map(metrics.get, models)
-        ]
+        panels["AUC of resampled images"] = [(m["auc"]["auc"], m["auc"]["standard_error"]) for m in every]
     with saved(paths["scores"], 3.2 * len(panels) + 0.8, 0.9 + 0.32 * len(models)) as figure:
         for axes, (title, values) in zip(
             np.atleast_1d(figure.subplots(1, len(panels), sharey=True)), panels.items(), strict=True
@@ -373,10 +372,10 @@ def _draw(
             show(axes, image)
         for row, (name, sgm) in zip(grid[1:], models.items(), strict=True):
             drawn[name] = sgm.draw_eta(key, x_hat, DRAWS)
-            values = np.asarray(drawn[name])[..., place]
+            angles = np.asarray(drawn[name])[..., place]
             if period is not None:
-                values = (values + period / 2) % period - period / 2
-            for axes, draws in zip(row, values, strict=True):
+                angles = (angles + period / 2) % period - period / 2
+            for axes, draws in zip(row, angles, strict=True):
                 axes.hist(draws, edges, density=True, color=COLOURS[0])
                 axes.set(yticks=[], xticks=[-bound, 0, bound], xticklabels=[])
             row[0].set_ylabel(_title(name), rotation=0, ha="right", va="center", fontsize=9)

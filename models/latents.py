@@ -313,7 +313,7 @@ class _Averaged(dist.Distribution):
 class _Found(Messenger):
     """Samples and parameters by the names that the program gives them, whatever they are called further out."""
 
-    def __enter__(self) -> dict[str, dict[str, Any]]:  # type: ignore[override]
+    def __enter__(self) -> dict[str, dict[str, Any]]:
         super().__enter__()
         self.sites: dict[str, dict[str, Any]] = {}
         return self.sites

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -67,10 +68,10 @@ def test_names_that_lead_nowhere(tmp_path):
 def test_options_reach_ready_priors_and_the_user_s_own(tmp_path):
     transform = Affine(("rotation",))
     (tmp_path / "priors.py").write_text(MINE)
-    built = PriorOptions(program="von-mises", features=(3,), feature_dropout=0.4).build(transform, bounded=False)
+    built: Any = PriorOptions(program="von-mises", features=(3,), feature_dropout=0.4).build(transform, bounded=False)
     assert built.func is READY["von-mises"]
     assert built.keywords == {"transform": transform, "network": Network((3,), 0.4)}
-    own = PriorOptions(program=f"{tmp_path / 'priors.py'}:mine").build(
+    own: Any = PriorOptions(program=f"{tmp_path / 'priors.py'}:mine").build(
         transform, bounded=False, folder=tmp_path / "run"
     )
     assert own.keywords == {"transform": transform}

@@ -211,7 +211,8 @@ def test_a_discrete_latent_is_summed_over_as_a_mixture_is():
 
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), *gradients(theirs))
     models = [ask(prior, theirs, BOTH) for prior in (summed, mixed)]
-    np.testing.assert_allclose(*(model.log_prob(ETA, X_HAT) for model in models), atol=1e-4)
+    first, second = (model.log_prob(ETA, X_HAT) for model in models)
+    np.testing.assert_allclose(first, second, atol=1e-4)
     draws = np.asarray(models[0].draw_eta(jax.random.key(0), X_HAT[:1], 4_000))[0]
     every = fn_of(handlers.substitute(mixed, data=theirs), X_HAT[:1])
     np.testing.assert_allclose(draws.mean(0), every.mean[0], atol=4 * draws.std(0).max() / np.sqrt(4_000))
