@@ -305,7 +305,7 @@ def test_warnings_are_one_line(say, images, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Name a command: demo, train, evaluate, ask, experiment, data"),
+        ([], "Name a command: demo, train, evaluate, ask, experiment, graph, bench, data"),
         (["trian"], "Unknown command 'trian'. Did you mean 'train'?"),
         (["train"], "Name a model: "),
         (["train", "tow"], "Unknown model 'tow'. Did you mean 'toy'?"),
