@@ -12,7 +12,6 @@ __all__ = ["MOST", "Busy", "Watch"]
 
 PROC = Path("/proc")
 MOST = 0.1  # cores' worth of other work that a measurement bears
-_IDLE = (3, 4)  # columns of /proc/stat: idle, and waiting for a disk
 
 
 class Busy(RuntimeError):
@@ -82,10 +81,12 @@ class Watch:
 def _account() -> _Account:
     tick = os.sysconf("SC_CLK_TCK")
     try:
-        columns = [int(field) for field in (PROC / "stat").read_text().splitlines()[0].split()[1:9]]
+        # Processes, patient processes, and the kernel on their behalf. Interrupts, and what a hypervisor takes for others,
+        # stand further on: no process could be waited for, and they show in the spread of the results.
+        columns = [int(field) for field in (PROC / "stat").read_text().splitlines()[0].split()[1:4]]
     except OSError:
         return _Account(time.monotonic(), None, {})
-    used = sum(count for column, count in enumerate(columns) if column not in _IDLE) / tick
+    used = sum(columns) / tick
     processes = {}
     for folder in PROC.iterdir():
         if folder.name.isdigit():

@@ -57,9 +57,9 @@ class FakeProc:
         monkeypatch.setattr(quiet.os, "getpid", lambda: 1)
         monkeypatch.setattr(quiet.time, "monotonic", lambda: self.clock)
 
-    def says(self, clock: float, *, user: int, idle: int, processes: dict[int, int]) -> None:
+    def says(self, clock: float, *, user: int, idle: int, processes: dict[int, int], stolen: int = 0) -> None:
         self.clock = clock
-        (self.folder / "stat").write_text(f"cpu  {user} 0 0 {idle} 0 0 0 0 0 0\ncpu0 0 0 0 0\n")
+        (self.folder / "stat").write_text(f"cpu  {user} 0 0 {idle} 0 {stolen} {stolen} {stolen} 0 0\ncpu0 0 0 0 0\n")
         for process, ticks in processes.items():
             (self.folder / str(process)).mkdir(exist_ok=True)
             fields = ["S", *["0"] * 10, str(ticks), "0"]
@@ -77,6 +77,13 @@ def test_our_own_work_is_not_that_of_others(proc):
     proc.says(10.0, user=1850, idle=9000, processes={1: 150, 7: 1300})
     assert watch.others() == pytest.approx(0.0)
     assert watch.check("Now") == pytest.approx(0.0)
+
+
+def test_interrupts_and_what_a_hypervisor_takes_are_no_process(proc):
+    proc.says(0.0, user=1000, idle=0, processes={1: 100})
+    watch = Watch()
+    proc.says(10.0, user=1050, idle=9000, processes={1: 150}, stolen=500)
+    assert watch.others() == pytest.approx(0.0)
 
 
 def test_others_are_named_and_refused(proc):
