@@ -215,7 +215,8 @@ def draw_figure_6(path: Path, draws: dict[float, np.ndarray]) -> None:
             label=f"U(−{degrees:g}°, {degrees:g}°), centred",
         )
         axes.set(title=f"digits rotated by ± {degrees:g}°", xlabel="η (degrees)", yticks=[], xlim=(-end, end))
-        axes.legend(fontsize=7)
+        axes.set_ylim(top=1.35 * axes.get_ylim()[1])  # room for the legend
+        axes.legend(fontsize=7, loc="upper left")
     figure.savefig(path, dpi=150)
 
 
