@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["PRESETS", "Conjectures", "run"]
 
 COPIES = 4  # held-out η for each held-out prototype
+TURNS = 25  # training images that are made of each '2'
 WHOLE = 1.5 * math.pi  # η lies in [-90°, 270°), so that neither mode of an '8' is cut
 
 
@@ -218,8 +219,7 @@ def _invariant(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> 
     from sgm_ppl.plots import draw_rows
 
     fit_key, draw_key = jax.random.split(key)
-    rotated = config.load_data()
-    twos = _only(rotated, 2)
+    twos = _rotated(config, data, 2)
     upright = _digits(data, "test", 2)[:20]
     angles = np.linspace(-config.rotate, config.rotate, 13)
     cases = {"full": 1.0, "partial": config.rotate / 180, "none": 0.0}
@@ -299,15 +299,18 @@ def _dependent(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> 
     return metrics
 
 
-def _only(data: Dataset, label: int) -> Dataset:
-    """The images of one class, as they are."""
+def _rotated(config: Conjectures, data: Dataset, label: int) -> Dataset:
+    """The images of one class, rotated; those for training many times each, or their few angles would be learnt by heart."""
     import numpy as np
+
+    from sgm_ppl.data.variations import add_rotation
 
     parts = {}
     for part in ("train", "validation", "test"):
         split = getattr(data, part)
         _digits(data, part, label)  # complains where there are none
-        parts[part] = split.take(np.flatnonzero(split.labels == label))
+        members = np.repeat(np.flatnonzero(split.labels == label), TURNS if part == "train" else 1)
+        parts[part] = add_rotation(split.take(members), config.rotate, config.seed, part)
     return dataclasses.replace(data, **parts)
 
 
