@@ -52,13 +52,13 @@ class Size(NamedTuple):
     encoder: tuple[int, ...]
     features: tuple[int, ...]
     layers: int
-    dropout: tuple[float, float]
-    """Of the prior's features and of its coupling layers' networks."""
+    dropout: tuple[float, float, float]
+    """Of the encoder, of the prior's features and of its coupling layers' networks."""
 
 
-SMOKE = Size((5, 5), (20, 20), (1, 1), 1, (8,), (8,), 1, (0.2, 0.1))
-FEW = Size((3_000, 600), (64, 128), (1, 2), 5, (512, 256, 128), (256, 128), 4, (0.5, 0.2))
-MANY = FEW._replace(steps=(8_000, 8_000), batch_sizes=(128, 128))
+SMOKE = Size((5, 5), (20, 20), (1, 1), 1, (8,), (8,), 1, (0.2, 0.2, 0.1))
+FEW = Size((3_000, 600), (64, 128), (1, 2), 5, (512, 256, 128), (256, 128), 4, (0.2, 0.5, 0.2))
+MANY = FEW._replace(steps=(4_000, 8_000), batch_sizes=(128, 128), dropout=(0.1, 0.5, 0.2))
 
 
 def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0) -> SgmOptions:
@@ -70,14 +70,15 @@ def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0) -> SgmOpti
     (first, second), (some, others) = size.steps, size.batch_sizes
     one = Schedule(first, 1.5e-3, some, initial=0.05, final=0.01, warmup=0.05, clip=0.3, weight_decay=1e-3)
     two = replace(PAPER_SGM.stage_two.schedule, steps=second, batch_size=others)
+    encoder, features, conditioners = size.dropout
     return SgmOptions(
         family=family,
-        encoder=EncoderOptions(hidden=size.encoder, warm_start=True),
+        encoder=EncoderOptions(hidden=size.encoder, warm_start=True, dropout=encoder),
         prior=PriorOptions(
             layers=size.layers,
             features=size.features,
-            feature_dropout=size.dropout[0],
-            conditioner_dropout=size.dropout[1],
+            feature_dropout=features,
+            conditioner_dropout=conditioners,
         ),
         stage_one=StageOne(
             one,
@@ -86,7 +87,7 @@ def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0) -> SgmOpti
             invertibility=0.0,
             agreement=0.1,
             anchor=1.0,
-            rest=0.08,
+            rest=0.12,
         ),
         stage_two=StageTwo(two, size.augmentations[1], multiplier, size.bank),
     )

@@ -69,6 +69,8 @@ class EncoderOptions:
     """Start from an image's moments, which the paper does not, and which needs far fewer steps."""
     hypotheses: int = 4
     """With a warm start: how many poses of an image are weighed, 2 or 4."""
+    dropout: float = 0.0
+    """Dropout of the hidden layers."""
 
     def build(self, transform: Family) -> Any:
         """The Linen module for this family."""
@@ -76,8 +78,8 @@ class EncoderOptions:
         from sgm_ppl.models.poses import warm_encoder
 
         if self.warm_start:
-            return warm_encoder(transform, self.hidden, hypotheses=self.hypotheses)
-        return PlainEncoder(transform.dim, self.hidden)
+            return warm_encoder(transform, self.hidden, hypotheses=self.hypotheses, dropout=self.dropout)
+        return PlainEncoder(transform.dim, self.hidden, self.dropout)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,14 @@ from sgm_ppl.transforms import Affine, AffineElement, Colour, Family, Product, r
 __all__ = ["ColourEncoder", "PoseEncoder", "ProductEncoder", "warm_encoder"]
 
 
-def warm_encoder(transform: Family, hidden: Sequence[int], *, hypotheses: int = 4) -> nn.Module:
+def warm_encoder(transform: Family, hidden: Sequence[int], *, hypotheses: int = 4, dropout: float = 0.0) -> nn.Module:
     """The encoder that starts from moments, for affine and colour families and their products."""
     if isinstance(transform, Affine):
-        return PoseEncoder(transform, tuple(hidden), hypotheses)
+        return PoseEncoder(transform, tuple(hidden), hypotheses, dropout)
     if isinstance(transform, Colour):
-        return ColourEncoder(transform, tuple(hidden))
+        return ColourEncoder(transform, tuple(hidden), dropout)
     if isinstance(transform, Product):
-        each = (warm_encoder(factor, hidden, hypotheses=hypotheses) for factor in transform.factors)
+        each = (warm_encoder(factor, hidden, hypotheses=hypotheses, dropout=dropout) for factor in transform.factors)
         return ProductEncoder(tuple(each))
     raise ValueError(f"There is a warm start for affine and colour families and their products; got {transform}.")
 
@@ -43,6 +43,7 @@ class PoseEncoder(nn.Module):
     transform: Affine
     hidden: Sequence[int] = (512, 256, 128)
     hypotheses: int = 4
+    dropout: float = 0.0
     size: float = 0.29
     initial_scale: float = 0.01
 
@@ -54,7 +55,7 @@ class PoseEncoder(nn.Module):
         )
         views = jax.lax.stop_gradient(_turned_views(x, frames))
         *hidden, width = self.hidden
-        seen = nn.gelu(MLP(hidden, width, name="look")(views, train=train))
+        seen = nn.gelu(MLP(hidden, width, dropout=self.dropout, name="look")(views, train=train))
         score, turn, along, across = jnp.moveaxis(
             nn.Dense(4, kernel_init=nn.initializers.zeros, name="stand")(seen), -1, 0
         )
@@ -112,13 +113,15 @@ class ColourEncoder(nn.Module):
 
     transform: Colour
     hidden: Sequence[int] = (512, 256, 128)
+    dropout: float = 0.0
     initial_scale: float = 0.02
 
     @nn.compact
     def __call__(self, x: Array, *, train: bool = False) -> Guess:
         start = jax.lax.stop_gradient(mean_colour(x, self.transform))
         seen = jax.lax.stop_gradient(self.transform(start).inverse()(x))
-        correction = MLP(self.hidden, self.transform.dim, zero_init_last=True)(flatten_images(seen), train=train)
+        network = MLP(self.hidden, self.transform.dim, dropout=self.dropout, zero_init_last=True)
+        correction = network(flatten_images(seen), train=train)
         eta = start + 0.05 * self.transform.bounds * jnp.tanh(correction)
         scale = LearntScale((self.transform.dim,), self.initial_scale, floor=1e-4)()
         return Guess(jnp.zeros((*eta.shape[:-1], 1)), eta[..., None, :], scale)

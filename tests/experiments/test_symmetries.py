@@ -46,12 +46,14 @@ def test_families():
 
 
 def test_encoders():
-    plain = EncoderOptions(hidden=(7,)).build(Affine())
+    plain = EncoderOptions(hidden=(7,), dropout=0.3).build(Affine())
     assert isinstance(plain, PlainEncoder)
-    assert (plain.dim, tuple(plain.hidden)) == (5, (7,))
-    warm = EncoderOptions(hidden=(7,), warm_start=True, hypotheses=2).build(Affine())
+    assert (plain.dim, tuple(plain.hidden), plain.dropout) == (5, (7,), 0.3)
+    warm = EncoderOptions(hidden=(7,), warm_start=True, hypotheses=2, dropout=0.3).build(Affine())
     assert not isinstance(warm, PlainEncoder)
-    assert (tuple(warm.hidden), warm.hypotheses) == ((7,), 2)
+    assert (tuple(warm.hidden), warm.hypotheses, warm.dropout) == ((7,), 2, 0.3)
+    both = EncoderOptions(hidden=(7,), warm_start=True, dropout=0.3).build(Product(Affine(), Colour()))
+    assert {encoder.dropout for encoder in both.encoders} == {0.3}
 
 
 def test_every_option_of_the_prior_reaches_it(monkeypatch):
