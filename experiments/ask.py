@@ -211,9 +211,10 @@ class Present(Several):
     def images(self, config: Any) -> tuple[list[str], np.ndarray]:
         if self.index or self.own is not None:
             return super().images(config)
-        split = getattr(config.load_data(), self.split)
-        chosen = np.arange(min(self.count, len(split.images))) * len(split.images) // self.count
-        return [str(i) for i in chosen], split.images[chosen]
+        images = getattr(config.load_data(), self.split).images
+        count = min(self.count, len(images))
+        chosen = np.arange(count) * len(images) // count
+        return [str(i) for i in chosen], images[chosen]
 
     def answer(self, sgm: SGM, names: list[str], x: jax.Array, run: Run) -> Answer:
         from sgm_ppl.inference.orbits import transformations_present

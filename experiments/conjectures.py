@@ -235,9 +235,7 @@ def _invariant(config: Conjectures, data: Dataset, key: jax.Array, run: Run) -> 
         # Different: by more than an image itself changes in a turn of twice the grid's step, 10° for ±30°.
         tolerance = np.sqrt(np.square(orbits[:, 2:] - orbits[:, :-2]).mean((1, 2, 3, 4)))
         counts = [count_prototypes(some, float(t)) for some, t in zip(prototypes, tolerance, strict=True)]
-        draws = np.degrees(
-            np.asarray(sgm.draw_eta(draw_key, sgm.prototype(jnp.asarray(twos.test.images)), config.draws))
-        )[..., 0]
+        draws = np.degrees(np.asarray(sgm.foresee(draw_key, jnp.asarray(twos.test.images), config.draws)))[..., 0]
         spreads = [spread_of(some, 360.0) for some in draws]
         metrics[name] = {
             "prototypes_per_orbit": float(np.mean(counts)),
@@ -369,7 +367,7 @@ def _report(config: Conjectures, run: Run, metrics: dict[str, Any]) -> None:
         ],
         f"Joint models of '2's rotated by ± {config.rotate:g}°. An orbit is a held-out '2' at 13 angles within that; two "
         "prototypes differ if they do by more than an image changes in a sixth of the range. Spreads are standard "
-        "deviations of p(η | x̂).",
+        "deviations of p(η | x̂), given the z of a held-out '2'.",
     )
     dependent = Table(
         ["prior", "held-out log p", "'2's invalid", "'2's upside down", "'8's invalid"],

@@ -131,7 +131,9 @@ def training_of(config: DataEfficiency, cell: Cell) -> VaeConfig:
         return TrainAugVae(**common, sgm=config.sgm)
     if cell.model == "invvae":
         return TrainInvVae(**common, sgm=config.sgm, refit_steps=config.refit_steps)
-    return TrainVae(**common, augment="uniform" if cell.model == "uniform" else "nothing")
+    if cell.model == "uniform":
+        return TrainVae(**common, augment="uniform", family=config.sgm.family)
+    return TrainVae(**common)
 
 
 # --- Working through the grid -----------------------------------------------------------------------------------------

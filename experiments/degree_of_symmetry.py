@@ -156,10 +156,19 @@ def report(metrics: Mapping[str, Any], run: Run, config: DegreeOfSymmetry) -> No
         f"Digits of {Path(config.data).stem}, each rotated once by an angle from U(−θ, θ), which has variance θ²/3: "
         "the more rotation there is in the data, the more of it a model should learn.",
         [
-            Section("The numbers that matter", numbers),
+            Section("The numbers that matter", [_rise(metrics), *numbers]),
             Section("Digit by digit", [Picture(path, "Lines: learnt. Dashed: θ²/3."), Table(header, rows, caption)]),
         ],
     )
+
+
+def _rise(metrics: Mapping[str, Any]) -> str:
+    """What became of the variance over all digits, in a sentence."""
+    listed = ", ".join(
+        f"{v:.3f} at ±{angle:g}°" for angle, v in zip(metrics["angles"], metrics["variance"], strict=True)
+    )
+    verdict = "rises" if metrics["rises"] else "does not always rise"
+    return f"Over all digits, the learnt variance of rotation {verdict} with the rotation in the data: {listed}."
 
 
 def summary(metrics: Mapping[str, Any], folder: Path) -> Iterator[str]:
@@ -170,5 +179,5 @@ def summary(metrics: Mapping[str, Any], folder: Path) -> Iterator[str]:
         added = float(plain["added"][i])
         ratio = f"{float(plain['over_expected'][i]):.2f}" if angle else "—"
         yield f"±{angle:<16g} {float(metrics['variance'][i]):<16.4f} {added:<28.4f} {ratio}"
-    yield f"\nThe learnt variance {'rises' if metrics['rises'] else 'does not always rise'} with the rotation in the data."
+    yield f"\n{_rise(metrics)}"
     yield f"The report: {folder / REPORT}"

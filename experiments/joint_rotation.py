@@ -91,7 +91,7 @@ def train_joint(
             data.train.images,
             key=key,
             training=config.training,
-            validation=data.validation.images[:200],
+            validation=Evaluation(images=200, split="validation").select(data).images,
             validate_every=max(1, config.training.steps // 30),
             out=run.folder,
             label=label,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sgm_ppl.experiments.config import Preset
-from sgm_ppl.experiments.examination import Extra
+from sgm_ppl.experiments.examination import Extra, one_of_each
 from sgm_ppl.experiments.mnist_affine import figure_15
 from sgm_ppl.experiments.report import Number, Section
 from sgm_ppl.experiments.runs import Run
@@ -70,7 +70,7 @@ def truth(sgm: SGM, data: Dataset, run: Run, key: jax.Array) -> Extra:
     from sgm_ppl.inference.orbits import PERIODS, spread_of
 
     draw_key, figure_key = jax.random.split(key)
-    images = jnp.asarray(data.test.images[:64])
+    images = jnp.asarray(data.test.images[one_of_each(data.test, 64)])
     draws = np.asarray(sgm.draw_eta(draw_key, sgm.prototype(images), 1_000))
     known = {
         "hue": data.test.factors["added_hue"] / (2 * math.pi),
@@ -82,7 +82,7 @@ def truth(sgm: SGM, data: Dataset, run: Run, key: jax.Array) -> Extra:
         place = sgm.transform.names.index(name)
         bound = sgm.transform.eta_max[place]
         learnt = float(np.sqrt(np.mean([spread_of(v, PERIODS.get(name)) ** 2 for v in draws[..., place]])))
-        metrics[name] = {"learnt": learnt, "added": float(added.std()), "share_of_bound": learnt / bound}
+        metrics[name] = {"learnt": learnt, "added": float(added.std()), "over_bound": learnt / bound}
         what = f"The {added.std():.3f} that was put in" if added.std() > 0 else "None was put in, so under 3 %"
         numbers.append(
             Number(

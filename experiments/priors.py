@@ -110,7 +110,8 @@ def run(config: Priors, run: Run) -> dict[str, Any]:
     for found in metrics.values():
         found.pop("log_probs", None)
     pictures = _draw(config, models, metrics, data, draw_key, run)
-    result = {"images": config.evaluation.images, "priors": metrics, "von_mises_minus_flow": gained}
+    images = len(config.evaluation.select(data).images)
+    result = {"images": images, "priors": metrics, "von_mises_minus_flow": gained}
     _report(config, run, result, pictures)
     return result
 

@@ -111,7 +111,10 @@ def truth(sgm: SGM, data: Dataset, run: Run, key: jax.Array) -> Extra:
     heart, heart_again = labels == SHAPES.index("heart"), labels_again == SHAPES.index("heart")
     found = {
         "factors": distances,
-        "largest_share_of_range": max(row["share_of_range"] for shape in distances.values() for row in shape.values()),
+        # NaN if a shape could not be measured at all
+        "largest_share_of_range": float(
+            np.max([row["share_of_range"] for shape in distances.values() for row in shape.values()])
+        ),
         "lost": float(np.isnan(resampled["scale"]).mean()),
         "hearts": hearts(resampled["orientation"][heart_again], resampled["y"][heart_again]),
         "hearts_in_the_data": hearts(measured["orientation"][heart], measured["y"][heart]),

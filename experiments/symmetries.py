@@ -158,6 +158,10 @@ def train_sgm(
     from sgm_ppl.inference.two_stage import fit_two_stage
 
     path = Path(out) / SGM_FILE
+    if options.encoder.warm_start and options.stage_one.bounded:
+        raise ValueError(
+            "A warm start says η itself, and tanh would bend it: choose --encoder.no-warm-start or --stage-one.no-bounded."
+        )
     if not path.is_file():
         transform = options.family.build()
         result = fit_two_stage(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sgm_ppl.experiments.config import Config, Evaluation, Preset
 from sgm_ppl.experiments.runs import Run
+from sgm_ppl.experiments.symmetries import FamilyOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +89,9 @@ class TrainVae(VaeConfig):
     """z ~ N(μ₀, σ₀), x ~ N(decoder(z), σ), with convolutional networks, trained by the ELBO.  SGM C.4."""
 
     augment: Literal["nothing", "uniform"] = "nothing"
-    """`uniform` moves each training image anew in every step, by affine η ~ U(-η_max, η_max)."""
+    """`uniform` moves each training image anew in every step, by η ~ U(-η_max, η_max)."""
+    family: FamilyOptions = FamilyOptions()  # noqa: RUF009
+    """Of which transformations, where `augment` is uniform."""
 
 
 PRESETS: dict[Preset, TrainVae] = {
@@ -104,11 +107,10 @@ def run(config: TrainVae, run: Run) -> dict[str, Any]:
     import jax
 
     from sgm_ppl.inference.augment import uniformly_transformed
-    from sgm_ppl.transforms import Affine
 
     data = config.load_data()
     shown = Evaluation(images=10).select(data).images
-    prepare = uniformly_transformed(Affine()) if config.augment == "uniform" else None
+    prepare = uniformly_transformed(config.family.build()) if config.augment == "uniform" else None
     images = (data.train.images, data.validation.images)
     return fit_vae(config, *images, shown, key=jax.random.key(config.seed), run=run, prepare=prepare)[1]
 

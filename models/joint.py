@@ -221,6 +221,15 @@ class JointSGM(SGM):
         """The mean of q(z | x), [n, latent]."""
         return self._in_chunks(self._encode, self._checked(x))
 
+    def foresee(self, key: Array, x: Array, num: int) -> Array:
+        """η ~ p(η | z, x̂) at the z that the encoder finds in x, [n, num, dim].
+
+        Where the encoder is invariant, `draw_eta` of the prototype is the same; elsewhere a prototype has a z of its own.
+        """
+        x = self._checked(x)
+        p = self._with_params(self.nets.prior)(self.encode(x), self.prototype(x))
+        return jnp.moveaxis(p.sample(key, (num,)), 0, 1)
+
     def reconstruct(self, x: Array) -> Array:
         """T_{f(x)}(x̂)."""
         return self.move(self.infer(x), self.prototype(x))

@@ -20,6 +20,8 @@ __all__ = ["ColourEncoder", "PoseEncoder", "ProductEncoder", "warm_encoder"]
 
 def warm_encoder(transform: Family, hidden: Sequence[int], *, hypotheses: int = 4, dropout: float = 0.0) -> nn.Module:
     """The encoder that starts from moments, for affine and colour families and their products."""
+    if hypotheses not in (1, 2, 4):
+        raise ValueError(f"`hypotheses` are turns of a square, 1, 2 or 4 of them; got {hypotheses}.")
     if isinstance(transform, Affine):
         return PoseEncoder(transform, tuple(hidden), hypotheses, dropout)
     if isinstance(transform, Colour):
@@ -105,7 +107,7 @@ def _frame_features(frames: AffineElement) -> Array:
 
 
 class ColourEncoder(nn.Module):
-    """η = η₀ + δ_ω(T_{η₀}⁻¹ x): circular mean of hue, mean logarithms of saturation and value, and a small correction.
+    """η = η₀ + δ_ω(T_{η₀}⁻¹ x): circular mean of hue, logarithms of mean saturation and value, and a small correction.
 
     η₀ follows every change of colour exactly, but for what is cut off at the edge of the gamut. A larger correction could
     give each image a colour of its own, which self-supervision does not mind, and p(η | x̂) would have to learn.
@@ -128,7 +130,7 @@ class ColourEncoder(nn.Module):
 
 
 def mean_colour(x: Array, transform: Colour) -> Array:
-    """η₀: hue as a circular mean, logarithms of saturation and value as means, each pixel counted by its value."""
+    """η₀: the circular mean of hue, logarithms of mean saturation and value, each pixel counted by its value."""
     hue, saturation, value = rgb_to_hsv(x)
     mass = value.sum((-1, -2)) + 1e-6
 

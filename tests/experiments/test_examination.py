@@ -192,7 +192,7 @@ def test_learnt_colours_stand_beside_those_put_in(red, tmp_path, key):
     sgm = known_sgm(Colour(), (28, 28, 3), scale=0.02)
     extra = mnist_colour.truth(sgm, red, Run(tmp_path), key)
     hue = extra.metrics["colours"]["hue"]
-    assert hue["share_of_bound"] == pytest.approx(0.02, rel=0.1)
+    assert hue["over_bound"] == pytest.approx(0.02, rel=0.1)
     assert hue["added"] == pytest.approx(0.3 / math.sqrt(12), rel=0.1)
     assert (tmp_path / "figures" / "figure_16.png").is_file()
 

@@ -1,6 +1,6 @@
 """Self-supervision and maximum likelihood do what the paper says, and every option matters."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from sgm_ppl.transforms import Affine
 
 ROTATION = Affine(("rotation",))
 SHIFT = Affine(("shift_x", "shift_y"))
+AFFINE = Affine()
 
 
 def bar(size=12):
@@ -81,21 +82,26 @@ def test_oracle_reaches_interpolation_error(symmetric, composed, key, images):
 
 
 def test_composed_and_prototype_forms_by_hand(key, images):
-    """Eq. (5), (6), (23), (24) written out for a guide that says the same of every image."""
-    eta = jnp.array([0.1, -0.05])
-    there, back = SHIFT(eta), SHIFT(eta).inverse()
+    """Eq. (5), (6), (23), (24) written out for a guide that says one thing of the first view and another of the second.
+
+    The family does not commute, so the order of composition matters.
+    """
+    eta = jnp.array([[0.1, -0.05, 0.7, 0.1, -0.2], [-0.1, 0.1, -0.4, -0.1, 0.2]])
+    first, second = AFFINE(eta[0]), AFFINE(eta[1])
+    etas = jnp.repeat(eta, 8, axis=0)
     rnd_key, _, _ = jax.random.split(key, 3)
-    one, two = SHIFT(SHIFT.sample(rnd_key, (2, 8)))(images)
-    (alone,) = SHIFT(SHIFT.sample(rnd_key, (1, 8)))(images)
+    one, two = AFFINE(AFFINE.sample(rnd_key, (2, 8)))(images)
+    (alone,) = AFFINE(AFFINE.sample(rnd_key, (1, 8)))(images)
     expected = {
-        (False, False): (back(alone) - back(images)) ** 2,
-        (False, True): ((there @ back)(alone) - images) ** 2,
-        (True, False): (back(one) - back(two)) ** 2,
-        (True, True): ((there @ back)(one) - two) ** 2,
+        (False, False): (first.inverse()(alone) - second.inverse()(images)) ** 2,
+        (False, True): ((second @ first.inverse())(alone) - images) ** 2,
+        (True, False): (first.inverse()(one) - second.inverse()(two)) ** 2,
+        (True, True): ((second @ first.inverse())(one) - two) ** 2,
     }
     for (symmetric, composed), errors in expected.items():
-        objective = SelfSupervised(SHIFT, symmetric=symmetric, composed=composed, probabilistic=False)
-        np.testing.assert_allclose(loss_of(objective, fixed_guide(eta), images, key), errors.mean(), rtol=1e-4)
+        objective = SelfSupervised(AFFINE, symmetric=symmetric, composed=composed, probabilistic=False)
+        guide = partial(oracle, etas=etas, transform=AFFINE)
+        np.testing.assert_allclose(loss_of(objective, guide, images, key), errors.mean(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("composed", [True, False])
@@ -271,7 +277,10 @@ def test_stage_one_options_reach_the_objective(images, key, monkeypatch):
         "multiplier": 0.5,
         "agreement": 0.2,
         "anchor": 0.3,
+        "rest": 0.4,
     }
+    elsewhere = {"schedule", "bounded", "blur", "blur_share"}  # looked at below
+    assert given.keys() == {field.name for field in fields(StageOne)} - elsewhere
     seen: dict[str, Any] = {}
 
     def fit_instead(svi, rows, *, prepare, **settings):
@@ -332,9 +341,9 @@ def test_stage_two_options(images):
         loc = numpyro.param("loc", jnp.zeros(1))
         return numpyro.sample("eta", dist.Normal(loc, 1.0).to_event(1))
 
-    def prototypes_seen(**options):
+    def prototypes_seen(every=False, **options):
         seen.clear()
-        settings = StageTwo(replace(QUICK, steps=2, batch_size=8), **options)
+        settings = StageTwo(replace(QUICK, steps=10 if every else 2, batch_size=8), **options)
         train_prior(
             images,
             transform=ROTATION,
@@ -345,7 +354,7 @@ def test_stage_two_options(images):
             progress=False,
         )
         jax.effects_barrier()
-        return seen[-1]
+        return np.concatenate(seen) if every else seen[-1]
 
     def distance_to_data(shown):
         return min(float(((shown[0] - image) ** 2).mean()) for image in np.asarray(images))
@@ -355,6 +364,12 @@ def test_stage_two_options(images):
     assert distance_to_data(prototypes_seen(num_augmentations=1, multiplier=1e-5)) < 1e-6
     assert prototypes_seen(num_augmentations=3).shape[0] == 24
     assert prototypes_seen(num_augmentations=3, bank=4).shape[0] == 24
+
+    def different(shown):
+        return len({image.tobytes() for image in np.round(shown, 3)})
+
+    assert different(prototypes_seen(every=True, num_augmentations=1, bank=2)) <= 2 * 8
+    assert different(prototypes_seen(every=True, num_augmentations=1)) > 2 * 8
 
 
 def test_the_generative_program(key):
