@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 REPORT = "report.html"
+FIGURES = ("examples", "marginals", "chains", "orbits", "losses")
 IN_TABLE = 64  # images whose p(η | x̂) the table of transformations averages over: counting modes is slow
 DRAWS = 1_000  # of η for each of them, and for each row of figure 10
 SHOWN = 10  # images in a figure
@@ -189,9 +190,7 @@ def draw_figures(
     resample_key, marginal_key, orbit_key = jax.random.split(key, 3)
     x = jnp.asarray(split.images[one_of_each(split, SHOWN)])
     x_hat = sgm.prototype(x)
-    paths = {
-        name: run.figure(names.get(name, name)) for name in ("examples", "marginals", "chains", "orbits", "losses")
-    }
+    paths = {name: run.figure(names.get(name, name)) for name in FIGURES}
     with tqdm(total=len(paths), desc="drawing", unit=" figures") as bar:
         again = np.asarray(sgm.resample(resample_key, x, ROWS)).swapaxes(0, 1)
         draw_rows(paths["examples"], {"test": np.asarray(x), "prototypes": np.asarray(x_hat), "resampled": again})
@@ -371,7 +370,7 @@ def sections(
         "Below: resampled versions, T_η(x̂) with η drawn from p(η | x̂); they should look like test pictures. "
         "(The paper's figure 8.)",
         "marginals": "A picture, its prototype, and what p(η | x̂) says about each transformation: where the data have such "
-        "prototypes, from −η_max to η_max. (The paper's figures 10, 15 and 16.)",
+        "prototypes, from −η_max to η_max or as far as it reaches. (The paper's figures 10, 15 and 16.)",
         "orbits": "Each block: members of one orbit (the first is the test picture itself), their prototypes, which should be "
         "one and the same, and resampled versions. (The paper's figures 13 and 14.)",
         "chains": "Left: a picture, its prototype, the prototype of that, and so on; after the first step nothing should "

@@ -41,7 +41,7 @@ def figure_15(sgm: SGM, data: Dataset, run: Run, key: jax.Array, *, name: str = 
     path = run.figure(name)
     draw_marginals_of(path, key, sgm, jnp.asarray(data.test.images[one_of_each(data.test, 20)]))
     number = name.rpartition("_")[2]
-    caption = f"Test pictures, their prototypes, and p(η_i | x̂), from −η_max to η_max. (The paper's figure {number}.)"
+    caption = f"Test pictures, their prototypes, and p(η_i | x̂), from −η_max to η_max or beyond. (The paper's figure {number}.)"
     return Extra({}, [Section("More marginals", [Picture(path, caption)])])
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sgm_ppl.transforms import Family
 
 __all__ = [
+    "FLOW",
     "PAPER_SGM",
     "SGM_FILE",
     "EncoderOptions",

@@ -35,6 +35,7 @@ from sgm_ppl.experiments.data_efficiency import (
     training_of,
 )
 from sgm_ppl.experiments.inv_vae import TrainInvVae
+from sgm_ppl.experiments.symmetries import FamilyOptions
 from sgm_ppl.experiments.vae import TrainVae, VaeOptions
 from sgm_ppl.models.sgm import SGM
 from sgm_ppl.transforms import Affine
@@ -106,6 +107,8 @@ def test_a_cell_is_a_training_with_the_options_of_the_grid(config):
         assert type(training) is kind
         assert {name: getattr(training, name) for name in common} == common
         assert getattr(training, "sgm", config.sgm) == config.sgm
+    colours = dataclasses.replace(config, sgm=dataclasses.replace(config.sgm, family=FamilyOptions(kind="colour")))
+    assert training_of(colours, Cell("uniform", 40, 90.0, 3)).family == colours.sgm.family  # type: ignore[attr-defined]
     for model, augment in {"uniform": "uniform", "vae": "nothing"}.items():
         training = training_of(config, Cell(model, 40, 0.0, 0))
         assert isinstance(training, TrainVae)

@@ -87,6 +87,9 @@ def test_the_verdict_follows_from_the_numbers():
     cells = cells_of(PRESETS["laptop"])
     rows = summarise((cell, pretend(None, cell, None)) for cell in cells)
     assert "rotation +0, shift +10, rotation + shift +20, affine +30" in verdict(rows)
+    assert "lead changes by +30 ± 1 nats, which confirms it" in verdict(rows)
+    same = [dataclasses.replace(row, mean=row.mean | {"iwlb": 70.0}) for row in rows]
+    assert "lead changes by +0 ± 1 nats, which does not confirm it" in verdict(same)
     assert verdict([row for row in rows if row.method == "joint"]).startswith("Only one training")
     assert table(rows).count("\n| ") == 2 + len(rows)  # with header and rule
     one = summarise([(cells[0], pretend(None, cells[0], None))])[0]

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sgm_ppl.experiments import mnist_affine, mnist_colour, sprite_truth
+from sgm_ppl.experiments.examination import FIGURES
 from sgm_ppl.experiments.recipes import RECIPES, SGM_PRESETS
 from sgm_ppl.experiments.symmetries import (
     SGM_FILE,
@@ -43,6 +45,27 @@ def test_families():
     assert isinstance(both, Product)
     assert both.factors == (Affine(("shift_x", "rotation"), (0.1, 0.2)), Colour(("hue",), (0.3,)))
     assert FamilyOptions(kind="product").build().dim == 8
+
+
+@pytest.mark.parametrize(
+    ("module", "numbers"),
+    [
+        (mnist_affine, {"figure_8", "figure_10", "figure_11", "figure_13"}),
+        (mnist_colour, {"figure_8", "figure_11", "figure_14"}),
+        (sprite_truth, {"figure_8", "figure_11"}),
+    ],
+)
+def test_figures_have_the_papers_numbers(module, numbers):
+    """15, 16 and 17 are drawn besides."""
+    assert set(module.LOOK["figures"].values()) == numbers
+    assert set(module.LOOK["figures"]) <= set(FIGURES)
+
+
+def test_a_warm_start_is_not_bent_by_bounds(tmp_path):
+    smoke = SGM_PRESETS["smoke"]
+    options = dataclasses.replace(smoke, stage_one=dataclasses.replace(smoke.stage_one, bounded=True))
+    with pytest.raises(ValueError, match=r"tanh would bend it: choose --encoder\.no-warm-start"):
+        train_sgm(options, np.zeros((20, 8, 8, 1), np.float32), key=jax.random.key(0), out=tmp_path)
 
 
 def test_encoders():

@@ -225,6 +225,13 @@ def test_both_stages_learn(small_fit):
     assert any("validation_loss" in entry for entry in result.stage_two.log)
 
 
+def test_the_scale_of_q_is_learnt(small_fit):
+    """It starts at 0.1, and self-supervision rewards a smaller one."""
+    x, result = small_fit
+    trace = numpyro.handlers.trace(numpyro.handlers.seed(result.sgm.prototype_guide, 0)).get_trace(x[:2])
+    assert float(trace["eta"]["fn"].base_dist.scale.max()) < 0.08
+
+
 def test_what_a_user_can_ask(small_fit, key):
     x, result = small_fit
     model, x = result.sgm, x[:5]

@@ -126,6 +126,21 @@ def test_random_prototypes_only_lose():
     assert divergence == 0
 
 
+def test_networks_are_those_of_the_paper():
+    """Joint-2022 appendix A: 20 dimensions, 256-128-64 in the decoder, flows of 2 layers and 4 bins, 10 copies."""
+    nets = JointNets(SHAPE)
+    assert (nets.latent, nets.filters, nets.averaged) == (20, (64, 128, 256), 10)
+    assert (nets.flow_layers, nets.flow_hidden) == (2, (64, 32))
+    shapes = jax.eval_shape(lambda: untrained(nets))
+    decoder = shapes["decoder$params"]
+    assert [decoder[f"ConvTranspose3x3_{i}"]["kernel"].shape[-1] for i in range(3)] == [256, 128, 64]
+    for name, given in (("prior", 20), ("posterior", SHAPE[0] * SHAPE[1])):
+        base, conditioners = shapes[f"{name}$params"]["base"], shapes[f"{name}$params"]["conditioners"]
+        assert [base[f"Dense_{i}"]["kernel"].shape for i in range(2)] == [(given, 64), (64, 32)]
+        widths_heights_and_slopes = 4 + 4 + 3  # of 4 bins
+        assert conditioners["rest"]["Dense_1"]["kernel"].shape == (2, 32, widths_heights_and_slopes)
+
+
 def test_conv_networks_of_the_paper_fit_together():
     nets = JointNets((8, 8, 1), latent=20, filters=(4, 6, 8))
     shapes = jax.eval_shape(lambda: untrained(nets))
@@ -160,6 +175,19 @@ def test_prototypes_are_decoded_and_reconstructions_moved(trained, params):
     np.testing.assert_allclose(trained.reconstruct(X), trained.move(trained.infer(X), x_hat), rtol=1e-4, atol=1e-4)
     moved_back = trained.move(-trained.infer(X), X)
     np.testing.assert_allclose(trained.unmoved().prototype(X), moved_back, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_foreseen_is_drawn_at_the_z_of_the_image(trained, params):
+    """Not at that of its prototype, which is another one where the encoder is not invariant."""
+    aware = JointSGM.of(replace(NETS, invariance=0.0), params)
+    for sgm in (trained, aware):
+        z, x_hat = sgm.encode(X), sgm.prototype(X)
+        p = jax.jit(
+            lambda z, x_hat: handlers.substitute(NETS.prior, data=params)()(z, x_hat).sample(random.key(3), (7,))
+        )
+        np.testing.assert_allclose(
+            sgm.foresee(random.key(3), X, 7), np.moveaxis(p(z, x_hat), 0, 1), rtol=1e-3, atol=1e-4
+        )
 
 
 def test_f_is_the_median_of_q(trained):

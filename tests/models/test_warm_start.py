@@ -81,6 +81,21 @@ def test_the_start_is_equivariant(key):
     assert (differences < unaligned).mean() > 0.8
 
 
+@pytest.mark.parametrize("transform", [AFFINE, COLOUR], ids=str)
+def test_no_gradient_goes_through_the_start(transform):
+    x = lopsided()[None] if transform is AFFINE else jnp.repeat(lopsided(), 3, -1)[None] * jnp.array([0.9, 0.5, 0.3])
+    encoder = warm_encoder(transform, (8,))
+    params = jax.jit(encoder.init)(jax.random.key(0), x)
+    guess: Any = jax.jit(jax.grad(lambda x: encoder.apply(params, x).loc.sum()))(x)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(guess, 0.0)
+
+
+@pytest.mark.parametrize("count", [0, 3, 8])
+def test_poses_are_turns_of_a_square(count):
+    with pytest.raises(ValueError, match=f"1, 2 or 4 of them; got {count}"):
+        warm_encoder(AFFINE, (8,), hypotheses=count)
+
+
 def test_hypotheses_are_a_mixture(key):
     """q(η | x) of the guide is Σ_h w_h N(μ_h, σ²) of the encoder's answer."""
     x = jnp.stack([lopsided(), AFFINE(jnp.array([0.1, 0.0, 1.0, 0.1, 0.0]))(lopsided())])
