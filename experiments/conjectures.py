@@ -303,7 +303,7 @@ def _rotated(config: Conjectures, data: Dataset, label: int) -> Dataset:
 
     from sgm_ppl.data.variations import add_rotation
 
-    parts = {}
+    parts: dict[str, Any] = {}
     for part in ("train", "validation", "test"):
         split = getattr(data, part)
         _digits(data, part, label)  # complains where there are none
