@@ -1,4 +1,4 @@
-"""Two devices: the losses, parameters and weights of one. In a process of its own, since XLA counts devices only once."""
+"""Two devices: the losses, gradients, parameters and weights of one. In a process of its own, since XLA counts devices only once."""
 
 import json
 import os
@@ -22,7 +22,13 @@ def differences():
     return json.loads(finished.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("what", ["stage 1", "stage 2", "losses", "vae", "an odd batch", "bound"])
+TRAININGS = ("stage 1", "stage 2", "vae")
+
+
+@pytest.mark.parametrize(
+    "what",
+    [*TRAININGS, *(f"{of} of {name}" for of in ("gradients", "losses") for name in TRAININGS), "an odd batch", "bound"],
+)
 def test_two_devices_find_what_one_finds(differences, what):
     assert differences["devices"] == 2
     assert differences[what] < 1e-4

@@ -29,7 +29,7 @@ KEY = jax.random.key(3)
 
 
 def two_stages() -> Any:
-    schedule = Schedule(3, 1e-2, batch_size=8, warmup=0.0, clip=1.0)
+    schedule = Schedule(3, 1e-2, batch_size=8, warmup=0.0, clip=None)
     return fit_two_stage(
         IMAGES,
         transform=T,
@@ -66,10 +66,19 @@ def bound(params: Any, sgm: Any) -> np.ndarray:
     return log_weights(KEY, inv_vae, inv_vae_guide, params, IMAGES[:3], num_particles=7, **given)
 
 
-def difference(first: Any, second: Any) -> float:
+def difference(first: Any, second: Any, floor: float = 1e-3) -> float:
     """The largest difference, relative to the largest entry of each array."""
     leaves = [(np.asarray(a), np.asarray(b)) for a, b in zip(*map(jax.tree.leaves, (first, second)), strict=True)]
-    return max(float(np.abs(a - b).max() / (np.abs(a).max() + 1e-3)) for a, b in leaves)
+    return max(float(np.abs(a - b).max() / (np.abs(a).max() + floor)) for a, b in leaves)
+
+
+def difference_of_gradients(first: Any, second: Any) -> float:
+    """Of their means, and of those of their squares, which Adam keeps; what it makes of them does not depend on their size."""
+    moments = [
+        [leaf for leaf in jax.tree.leaves(result.state.optim_state) if jax.numpy.issubdtype(leaf.dtype, np.floating)]
+        for result in (first, second)
+    ]
+    return difference(*moments, floor=1e-8)
 
 
 def both(work: Callable[[], Any]) -> tuple[Any, Any]:
@@ -83,11 +92,12 @@ def both(work: Callable[[], Any]) -> tuple[Any, Any]:
 def main() -> None:
     found: dict[str, Any] = {"devices": all_devices().count}
     spread, alone = both(two_stages)
-    found["stage 1"] = difference(spread.stage_one.params, alone.stage_one.params)
-    found["stage 2"] = difference(spread.stage_two.params, alone.stage_two.params)
-    found["losses"] = difference(*([entry["loss"] for entry in r.stage_two.log] for r in (spread, alone)))
-    spread_vae, alone_vae = both(train_vae)
-    found["vae"] = difference(spread_vae.params, alone_vae.params)
+    trainings = {"stage 1": (spread.stage_one, alone.stage_one), "stage 2": (spread.stage_two, alone.stage_two)}
+    spread_vae, alone_vae = trainings["vae"] = both(train_vae)
+    for name, results in trainings.items():
+        found[name] = difference(*(result.params for result in results))
+        found[f"gradients of {name}"] = difference_of_gradients(*results)
+        found[f"losses of {name}"] = difference(*([entry["loss"] for entry in result.log] for result in results))
     found["an odd batch"] = difference(*(result.params for result in both(train_mean)))
     found["results on one device"] = all(len(leaf.devices()) == 1 for leaf in jax.tree.leaves(spread_vae.state))
     weights, again = both(lambda: bound(alone_vae.params, alone.sgm))
