@@ -1,4 +1,4 @@
-"""Two devices: losses, gradients, parameters and weights of one. In a process of its own, since XLA counts devices only once."""
+"""Two devices: losses, gradients, parameters and weights of one. In a process of its own, since XLA counts devices once."""
 
 import json
 import os
