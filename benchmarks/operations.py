@@ -136,11 +136,12 @@ def encoder(options: EncoderOptions, shape: Shape) -> Count:
 
 
 def stage_one_step(options: SgmOptions, shape: Shape, batch: int) -> int:
-    """All views of a batch through the encoder; where prototypes are compared, also their squared distances."""
+    """All views of a batch through the encoder, prototypes that are to rest too; where they are compared, squared distances."""
     settings = options.stage_one
     views = settings.num_augmentations * (2 if settings.symmetric else 1)
     alone = 1 if settings.invertibility or not settings.symmetric else 0
-    count = encoder(options.encoder, shape) * ((views + alone) * batch)
+    prototypes = settings.num_augmentations if settings.rest else 0
+    count = encoder(options.encoder, shape) * ((views + alone + prototypes) * batch)
     if not settings.composed:
         hypotheses = options.encoder.hypotheses if options.encoder.warm_start else 1
         count += Count(matmul(hypotheses, shape.pixels, hypotheses)) * (settings.num_augmentations * batch)
