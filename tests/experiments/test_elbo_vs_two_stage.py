@@ -90,6 +90,9 @@ def test_the_verdict_follows_from_the_numbers():
     assert "lead changes by +30 ± 1 nats, which confirms it" in verdict(rows)
     same = [dataclasses.replace(row, mean=row.mean | {"iwlb": 70.0}) for row in rows]
     assert "lead changes by +0 ± 1 nats, which does not confirm it" in verdict(same)
+    assert "prototypes changes by +0.60 ± 0.00, which confirms it" in verdict(rows)
+    alike = [dataclasses.replace(row, mean=row.mean | {"orbit_ratio_decoded": 0.1}) for row in rows]
+    assert "prototypes changes by +0.00 ± 0.00, which does not confirm it" in verdict(alike)
     assert verdict([row for row in rows if row.method == "joint"]).startswith("Only one training")
     assert table(rows).count("\n| ") == 2 + len(rows)  # with header and rule
     one = summarise([(cells[0], pretend(None, cells[0], None))])[0]
