@@ -132,6 +132,7 @@ def measure(
         "images": len(x),
         "orbit_ratio": orbits.orbit_ratio,
         "orbit_ratio_of_the_median_image": float(np.median(orbits.per_image)),
+        "orbit_ratio_of_an_oracle": orbits.of_an_oracle,
         "kept_mass": orbits.kept_mass,
         "chain_plateau": float(chain[1:].max()),
         "chain": chain,
@@ -309,7 +310,8 @@ def numbers_that_matter(metrics: Mapping[str, Any]) -> list[Number]:
             "orbit_ratio",
             float(metrics["orbit_ratio"]),
             "Variance of prototypes within an orbit, over their total variance: how far moving a picture changes its "
-            "prototype.",
+            "prototype. One who knows how it was moved would have "
+            f"{float(metrics.get('orbit_ratio_of_an_oracle', 'nan')):.3g}.",
             "0 is perfect, 1 is none",
         ),
         Number(
@@ -424,6 +426,7 @@ EXPLANATIONS = {
     "images": "Held-out pictures that the numbers are means over.",
     "orbit_ratio": "Variance of prototypes within orbits over their total variance.",
     "orbit_ratio_of_the_median_image": "The same for the picture in the middle: a few bad ones do not count.",
+    "orbit_ratio_of_an_oracle": "That of one who knows how a picture was moved: what the border and interpolation cost.",
     "kept_mass": "Share of brightness that survives the way to the prototype and back.",
     "chain_plateau": "The largest entry of the chain after its first.",
     "chain": "Mean |η| of a picture, of its prototype, of the prototype of that, …, over the first.",

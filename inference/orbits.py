@@ -26,19 +26,33 @@ class Orbits:
     """Share of pixel mass that survives x → x̂ → x, at most 1 an image: an emptied image has a perfect orbit_ratio."""
     per_image: np.ndarray
     """The orbit_ratio's contribution of each image."""
+    of_an_oracle: float
+    """The orbit_ratio of one who knows η and undoes it: what moving an image loses at its border and to interpolation."""
 
 
 def examine_orbits(key: Array, model: SGM, x: Array, num: int = 10) -> Orbits:
     """E_x Var_η[x̂(T_η(x))] / Var[x̂], with η ~ U(-η_max, η_max), `num` draws an image; variances are unbiased."""
     x = jnp.asarray(x)
-    eta = model.transform.sample(key, (num, x.shape[0]))
-    prototypes = np.stack([np.asarray(model.prototype(model.move(e, x))) for e in eta]).reshape(num, x.shape[0], -1)
-    within = prototypes.var(0, ddof=1).sum(-1)
-    total = max(float(prototypes.reshape(-1, prototypes.shape[-1]).var(0, ddof=1).sum()), 1e-12)  # all empty: ratio 0
+    own = model.transform(model.infer(x)).inverse()
+    found, known = [], []
+    for eta in model.transform.sample(key, (num, x.shape[0])):
+        moved = model.move(eta, x)
+        found.append(np.asarray(model.prototype(moved)))
+        known.append(np.asarray((own @ model.transform(eta).inverse())(moved)))
+    within, total = _variances(found)
+    lost, whole = _variances(known)
     there_and_back = model.move(model.infer(x), model.prototype(x))
     before, after = (np.asarray(images.sum((1, 2, 3))) for images in (x, there_and_back))
     mass = np.where(before > 0, after / np.maximum(before, 1e-12), 1.0)  # a blank image has nothing to lose
-    return Orbits(float(within.mean() / total), float(np.minimum(mass, 1).mean()), within / total)
+    kept = float(np.minimum(mass, 1).mean())
+    return Orbits(float(within.mean() / total), kept, within / total, float(lost.mean() / whole))
+
+
+def _variances(prototypes: list[np.ndarray]) -> tuple[np.ndarray, float]:
+    """Summed over pixels: within the orbit of each image, and in all. Where all are empty, the ratio is to be 0."""
+    every = np.stack(prototypes).reshape(len(prototypes), len(prototypes[0]), -1)
+    total = float(every.reshape(-1, every.shape[-1]).var(0, ddof=1).sum())
+    return every.var(0, ddof=1).sum(-1), max(total, 1e-12)
 
 
 def chain_magnitudes(model: SGM, x: Array, length: int = 5) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The measures of an SGM, on models whose quality is known: an oracle, one that knows nothing, one that empties images."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,15 @@ def test_the_ratio_of_orbits_that_differ(x, key):
     two_kinds = jnp.concatenate([x[:6], 0.3 * x[6:]])
     assert examine_orbits(key, ORACLE, two_kinds, 4).orbit_ratio < 0.01
     assert examine_orbits(key, model_that_infers(constant(0, 0)), two_kinds, 4).orbit_ratio > 0.5
+
+
+def test_an_oracle_loses_what_leaves_the_image(x, key):
+    """Within reach of the border next to nothing; where shifts push blobs out, most of it, whatever the model is."""
+    two_kinds = jnp.concatenate([x[:6], 0.3 * x[6:]])
+    far = Affine(SHIFT.names, (2.0, 2.0))
+    for model in (ORACLE, model_that_infers(constant(0, 0))):
+        assert examine_orbits(key, model, two_kinds, 4).of_an_oracle < 0.01
+        assert examine_orbits(key, replace(model, transform=far), two_kinds, 4).of_an_oracle > 0.5
 
 
 def test_kept_mass_tells_an_emptied_image(x, key):
