@@ -1,5 +1,6 @@
 """EquiVAE's bounds against closed forms, enumeration by hand and grids; its training on images of bars."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -23,8 +24,9 @@ from sgm_ppl.inference.equivae import (
     labelled_bound,
     unlabelled_bound,
 )
+from sgm_ppl.inference.fit import training_of
 from sgm_ppl.models.equivae import EquiVAENets, equivae, equivae_guide
-from sgm_ppl.models.equivae_complementary import LabelledPool, choose
+from sgm_ppl.models.equivae_complementary import LabelledPool
 from sgm_ppl.models.equivae_nets import LabelPosterior
 from sgm_ppl.models.equivae_trained import EquiVAE
 
@@ -301,6 +303,7 @@ def test_representations_and_images(supervised):
     new = model.sample(jax.random.key(0), [0, 1, 1])
     assert new.shape == (3, 8, 8, 1)
     assert 0 <= new.min() <= new.max() <= 1
+    assert new[0].mean() < 0.5 < new[1:].mean()  # a bright row on dark ground, dark ones on bright ground
 
 
 def test_questions_that_have_no_answer_are_explained(supervised):
@@ -357,10 +360,28 @@ def test_a_recipe_that_cannot_work_is_refused():
             fit_equivae(pool, nets=BARS, key=jax.random.key(0), recipe=recipe, progress=False)
 
 
-def test_choose_is_what_training_uses(supervised):
-    """The weights of a batch keep every image out of its own r; see tests/models for the rest."""
-    pool = LabelledPool.of(*bars(100, 0), 2)
-    drawn = pool.draw(jax.random.key(0), 8)
-    own = drawn.members[:, :4].reshape(-1)
-    weights = choose(jax.random.key(1), drawn, own, 7)
-    assert float((weights * (drawn.members == own[:, None, None])).sum()) == 0
+@pytest.mark.parametrize("labels_for", ["all", "some"])
+def test_training_keeps_an_image_out_of_its_own_r_and_draws_m_anew(labels_for):
+    x, y = bars(20, 0)
+    training = training_of(
+        fit_equivae,
+        LabelledPool.of(x, y, 2),
+        nets=BARS,
+        key=jax.random.key(0),
+        unlabelled=bars(40, 5)[0] if labels_for == "some" else None,
+        recipe=replace(QUICK, m_max=3, per_class=8),
+        progress=False,
+    )
+    counts, met = set(), 0
+    for step in range(12):
+        rows = jnp.arange(16) if labels_for == "all" else jnp.asarray(bars(16, 5)[0])
+        args, options = training.prepare(jax.random.key(step), jnp.int32(step), rows)
+        images, labels, weights = args if labels_for == "all" else options["labelled"]
+        itself = (options["complementary"][None] == images[:, None, None]).all((-1, -2, -3))
+        assert float((weights * itself).sum()) == 0
+        met += int(itself.sum())
+        of_own_class = np.asarray(weights)[np.arange(len(labels)), np.asarray(labels)]
+        np.testing.assert_allclose(of_own_class.sum(-1), 1, rtol=1e-5)
+        counts |= {int(m) for m in (of_own_class > 0).sum(-1)}
+    assert met > 0  # some were there to be kept out
+    assert counts == {1, 2, 3}
