@@ -128,10 +128,11 @@ def compare(earlier: Results, now: Results) -> list[str]:
     """A line for every case that both have: what got slower, what got faster. Times count on the same machine, else shares of
     the peak."""
     same = earlier.machine == now.machine
+    alike = earlier.preset == now.preset and json.dumps(earlier.settings) == json.dumps(now.settings)
     lines = []
     for name, case in now.cases.items():
         before = earlier.cases.get(name)
-        if before is None or earlier.preset != now.preset:
+        if before is None or not alike:
             continue
         old, new = (before.seconds, case.seconds) if same else (_cost(before), _cost(case))
         if old is None or new is None:
@@ -147,7 +148,7 @@ def compare(earlier: Results, now: Results) -> list[str]:
         unit = "s" if same else "times the time at peak"
         lines.append(f"{name}: {verdict} ({short(old.median)} → {short(new.median)} {unit})")
     if not lines:
-        lines.append("There is nothing to compare: no case is in both, or their presets differ.")
+        lines.append("There is nothing to compare: no case is in both, or their presets or settings differ.")
     return lines
 
 

@@ -128,7 +128,7 @@ def evaluate(
 
     options: dict[str, Any] = {"num_particles": evaluation.particles, "progress": True, **common}
     bound = iwlb(keys[0], inv_vae, inv_vae_guide, observation, x, space="observation", widened=True, **options)
-    error = reconstruction_error(keys[1], inv_vae, inv_vae_guide, params, x, **common)
+    error = reconstruction_error(keys[1], inv_vae, inv_vae_guide, observation, x, widened=True, **common)
     to_inference_data(bound, path=run.folder / "inference_data.nc")
     metrics["observation"] = scores(bound, error, **kept)
 

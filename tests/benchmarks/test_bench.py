@@ -263,3 +263,4 @@ def test_other_machines_are_compared_by_their_peaks():
     lines = compare(result((1.0, 1.0, 1.0), 0.5), result((0.1, 0.1, 0.1), 0.25, machine=other))
     assert lines == ["vae: SLOWER by 100% (2.00 → 4.00 times the time at peak)"]
     assert "nothing to compare" in compare(result((1, 1, 1)), result((1, 1, 1), preset="paper"))[0]
+    assert "nothing to compare" in compare(result((1, 1, 1)), result((1, 1, 1), settings={"size": 64}))[0]
