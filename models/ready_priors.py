@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
@@ -59,7 +60,8 @@ NETWORK = Network()
 
 def uniform(x_hat: Array, *, transform: Family) -> Array:
     """η ~ U(-η_max, η_max): nothing is learnt."""
-    return numpyro.sample("eta", dist.Uniform(-transform.bounds, transform.bounds).to_event(1))
+    bounds = np.asarray(transform.eta_max, np.float32)  # NumPyro checks η that is a NumPy array by NumPy
+    return numpyro.sample("eta", dist.Uniform(-bounds, bounds).to_event(1))
 
 
 def normal(x_hat: Array, *, transform: Family, network: Network = NETWORK, train: bool = False) -> Array:

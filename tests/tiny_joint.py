@@ -20,7 +20,8 @@ class Brighter:
     amount: Array
 
     def __call__(self, x: Array | np.ndarray) -> Array:
-        return jnp.asarray(x) + self.amount[..., None, None] * PATTERN
+        amount = jnp.asarray(self.amount)
+        return jnp.asarray(x) + amount[..., None, None] * jnp.asarray(PATTERN, amount.dtype)
 
     def __matmul__(self, other: "Brighter") -> "Brighter":
         return Brighter(self.amount + other.amount)
