@@ -66,7 +66,7 @@ def bound(params: Any, sgm: Any) -> np.ndarray:
     return log_weights(KEY, inv_vae, inv_vae_guide, params, IMAGES[:3], num_particles=7, **given)
 
 
-def difference(first: Any, second: Any, floor: float = 1e-3) -> float:
+def difference(first: Any, second: Any, *, floor: float = 1e-3) -> float:
     """The largest difference, relative to the largest entry of each array."""
     leaves = [(np.asarray(a), np.asarray(b)) for a, b in zip(*map(jax.tree.leaves, (first, second)), strict=True)]
     return max(float(np.abs(a - b).max() / (np.abs(a).max() + floor)) for a, b in leaves)
