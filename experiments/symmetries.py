@@ -69,7 +69,7 @@ class EncoderOptions:
     warm_start: bool = False
     """Start from an image's moments, which the paper does not, and which needs far fewer steps."""
     hypotheses: int = 4
-    """With a warm start: how many poses of an image are weighed, 2 or 4."""
+    """With a warm start: how many poses of an image are weighed, 1, 2 or 4."""
     dropout: float = 0.0
     """Dropout of the hidden layers."""
 

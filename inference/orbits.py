@@ -33,7 +33,8 @@ class Orbits:
 def examine_orbits(key: Array, model: SGM, x: Array, num: int = 10) -> Orbits:
     """E_x Var_η[x̂(T_η(x))] / Var[x̂], with η ~ U(-η_max, η_max), `num` draws an image; variances are unbiased."""
     x = jnp.asarray(x)
-    own = model.transform(model.infer(x)).inverse()
+    inferred = model.infer(x)
+    own = model.transform(inferred).inverse()
     found, known = [], []
     for eta in model.transform.sample(key, (num, x.shape[0])):
         moved = model.move(eta, x)
@@ -41,7 +42,7 @@ def examine_orbits(key: Array, model: SGM, x: Array, num: int = 10) -> Orbits:
         known.append(np.asarray((own @ model.transform(eta).inverse())(moved)))
     within, total = _variances(found)
     lost, whole = _variances(known)
-    there_and_back = model.move(model.infer(x), model.prototype(x))
+    there_and_back = model.move(inferred, model.prototype(x))
     before, after = (np.asarray(images.sum((1, 2, 3))) for images in (x, there_and_back))
     mass = np.where(before > 0, after / np.maximum(before, 1e-12), 1.0)  # a blank image has nothing to lose
     kept = float(np.minimum(mass, 1).mean())
