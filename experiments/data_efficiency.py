@@ -30,7 +30,19 @@ from sgm_ppl.files import write_atomically
 if TYPE_CHECKING:
     from sgm_ppl.models.sgm import SGM
 
-__all__ = ["PAPER", "PRESETS", "Cell", "DataEfficiency", "Summary", "cells_of", "run", "run_cell", "summarise", "table"]
+__all__ = [
+    "PAPER",
+    "PRESETS",
+    "Cell",
+    "DataEfficiency",
+    "Summary",
+    "cells_of",
+    "paired",
+    "run",
+    "run_cell",
+    "summarise",
+    "table",
+]
 
 Model = Literal["vae", "augvae", "invvae", "uniform"]
 TITLES: dict[str, str] = {"vae": "VAE", "augvae": "AugVAE", "invvae": "InvVAE", "uniform": "VAE, uniform augmentation"}
@@ -194,6 +206,7 @@ def run(
     summary = summarise((cell, Run(_folder(folder, cell)).metrics) for cell in cells)
     text = table(summary, config.data)
     write_atomically(run.folder / "table.md", text.encode())
+    write_atomically(run.folder / "paired.md", paired(cells, folder).encode())
     draw(summary, run.figure("data_efficiency"), config.data)
     print(f"\n{text}")
     columns = [field.name for field in dataclasses.fields(Summary)]
@@ -287,6 +300,26 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
     mean = sum(values) / count if count else math.nan
     variance = sum((value - mean) ** 2 for value in values) / (count - 1) if count > 1 else math.nan
     return mean, math.sqrt(variance / count) if count else math.nan
+
+
+def paired(cells: Sequence[Cell], folder: Path) -> str:
+    """The bounds on log p(x) of all models of one setting, compared image by image, as Markdown; `folder` is the cells'."""
+    from sgm_ppl.inference import compare, from_inference_data
+
+    lines = [
+        "## Data efficiency, image by image",
+        "",
+        "All models of one setting were evaluated on the same images. Means over images ± standard errors, in nats, and of "
+        "the differences image by image, in which what images have in common cancels. InvVAE is in observation space.",
+    ]
+    for setting in dict.fromkeys(cell.setting for cell in cells):
+        mine = [cell for cell in cells if cell.setting == setting]
+        paths = {TITLES[cell.model]: _folder(folder, cell) / "inference_data.nc" for cell in mine}
+        bounds = {title: from_inference_data(path) for title, path in paths.items() if path.is_file()}
+        if bounds:
+            train, rotate, seed = mine[0][1:]
+            lines += ["", f"### {train:,} images, ±{rotate:g}°, seed {seed}", "", str(compare(bounds))]
+    return "\n".join(lines) + "\n"
 
 
 class PaperRow(NamedTuple):

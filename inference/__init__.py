@@ -9,6 +9,7 @@ from sgm_ppl.inference.estimates import (
     PerImage,
     UntrustedWeights,
     compare,
+    from_inference_data,
     to_inference_data,
 )
 from sgm_ppl.inference.fit import FitResult, TrainingDiverged, fit
@@ -28,6 +29,7 @@ __all__ = [
     "compare",
     "enable_compilation_cache",
     "fit",
+    "from_inference_data",
     "iwlb",
     "load_params",
     "log_weights",

@@ -18,6 +18,7 @@ __all__ = [
     "PerImage",
     "UntrustedWeights",
     "compare",
+    "from_inference_data",
     "import_arviz",
     "to_inference_data",
 ]
@@ -365,6 +366,18 @@ def to_inference_data(
     if path is not None:
         data.to_netcdf(str(path))
     return data
+
+
+def from_inference_data(path: str | Path) -> Estimate:
+    """The estimate that `to_inference_data` wrote to the netCDF file `path`."""
+    data = import_arviz().from_netcdf(str(path))
+    try:
+        of = data.importance
+        names = ("iwlb", "log_weight", "mc_standard_error", "ess", "pareto_k")
+        curve = Curve(data.curve["num_particles"].values, data.curve["iwlb"].values)
+        return Estimate(*(of[name].values for name in names), curve)
+    finally:
+        data.close()
 
 
 def _draws_dataset(draws: Mapping[str, np.ndarray]) -> Any:

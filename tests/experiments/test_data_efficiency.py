@@ -27,6 +27,7 @@ from sgm_ppl.experiments.data_efficiency import (
     DataEfficiency,
     SgmIsBeingTrained,
     cells_of,
+    paired,
     run,
     run_cell,
     summarise,
@@ -37,6 +38,7 @@ from sgm_ppl.experiments.data_efficiency import (
 from sgm_ppl.experiments.inv_vae import TrainInvVae
 from sgm_ppl.experiments.symmetries import FamilyOptions
 from sgm_ppl.experiments.vae import TrainVae, VaeOptions
+from sgm_ppl.inference import Estimate, to_inference_data
 from sgm_ppl.models.sgm import SGM
 from sgm_ppl.transforms import Affine
 
@@ -280,6 +282,32 @@ def test_summary_has_means_and_paired_differences_over_seeds():
     assert math.isnan(observed.iwlb_standard_error)
     assert math.isnan(prototype.over_vae)
     assert plain.untrusted == 0.25
+
+
+def test_models_of_a_setting_are_compared_image_by_image(config, tmp_path):
+    """InvVAE is better by 1 ± 0.1 in every image, which differ by 100; with rotation there is nothing to compare with."""
+    generator = np.random.default_rng(0)
+    difficulty, gain = 100 * generator.normal(size=50), 1 + 0.1 * generator.normal(size=50)
+
+    def work(cell, training, evaluation, run, sgm):
+        if cell.model == "vae" or not cell.rotate:
+            bound = difficulty + gain * (cell.model == "invvae") + cell.seed
+            to_inference_data(Estimate.from_log_weights(bound[None]), path=run.folder / "inference_data.nc")
+        return pretend(cell, training, evaluation, run, sgm)
+
+    config = dataclasses.replace(config, shares=(1.0,))
+    folder = Run.open(tmp_path / "grid", config)
+    run(config, folder, work=work)
+    text = (folder.folder / "paired.md").read_text()
+    upright, turned, *_ = text.split("### ")[1:]
+    assert upright.startswith("80 images, ±0°, seed 0\n\n| model | mean over 50 images | difference to VAE |")
+    mean, error = difficulty.mean(), difficulty.std(ddof=1) / np.sqrt(50)
+    assert f"| VAE | {mean:.4f} ± {error:.4f} |  | 1 | 0 |" in upright
+    paired_error = gain.std(ddof=1) / np.sqrt(50)
+    assert f"| {gain.mean():+.4f} ± {paired_error:.4f} | 1 | 0 |" in upright
+    assert turned.startswith("80 images, ±90°, seed 0")
+    assert "InvVAE" not in turned
+    assert "###" not in paired(cells_of(config, 80), tmp_path)
 
 
 def test_paper_is_converted_to_our_pixels():
