@@ -10,7 +10,7 @@ from sgm_ppl.inference.joint import PAPER_JOINT, JointTraining
 
 if TYPE_CHECKING:
     from sgm_ppl.models.joint import JointNets
-    from sgm_ppl.transforms import Affine
+    from sgm_ppl.transforms import Affine, Family
 
 __all__ = ["JOINT_PRESETS", "JointOptions"]
 
@@ -42,7 +42,7 @@ class JointOptions:
 
         return Affine(names, eta_max, interpolation=self.interpolation)
 
-    def nets(self, image_shape: tuple[int, ...], transform: Affine, **changes: Any) -> JointNets:
+    def nets(self, image_shape: tuple[int, ...], transform: Family, **changes: Any) -> JointNets:
         """The networks for images [height, width, channel]."""
         from sgm_ppl.models.joint import JointNets
 

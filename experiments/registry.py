@@ -54,6 +54,9 @@ DEMO = Entry("sgm_ppl.experiments.sgm:TrainSgm", "learn the symmetries of real d
 # `sgm-ppl train NAME`
 MODELS = {
     "sgm": Entry("sgm_ppl.experiments.sgm:TrainSgm", "prototypes, and how the data move them"),
+    "joint": Entry(
+        "sgm_ppl.experiments.joint:TrainJoint", "any prior and any prototypes, trained together by one bound"
+    ),
     "vae": Entry("sgm_ppl.experiments.vae:TrainVae", "the plain VAE that symmetries are added to"),
     "augvae": Entry("sgm_ppl.experiments.aug_vae:TrainAugVae", "a VAE of images that a trained SGM resamples"),
     "invvae": Entry("sgm_ppl.experiments.inv_vae:TrainInvVae", "a VAE of prototypes, with a trained SGM around it"),

@@ -18,7 +18,7 @@ from numpyro.primitives import Messenger
 from sgm_ppl.models.latents import Program, latent_guide, latents_of, run_prior
 from sgm_ppl.transforms import Family
 
-__all__ = ["check_prior", "check_prototypes"]
+__all__ = ["check_prior", "check_prototypes", "check_prototypes_guide"]
 
 COUNT = 4  # images in the plate; more than their channels, and no dimension of η is looked for there
 
@@ -43,14 +43,12 @@ def check_prior(prior: Program, transform: Family, image_shape: tuple[int, ...])
     return prior
 
 
-def check_prototypes(prototypes: Program, image_shape: tuple[int, ...]) -> None:
-    """A ValueError says what to change where `prototypes()` does not return an image [height, width, channel] for each x."""
+def check_prototypes(prototypes: Program, image_shape: tuple[int, ...], *, trained: bool = False) -> tuple[str, ...]:
+    """Names of its latents; a ValueError says what to change where it does not return an image for each x.
 
-    def run(key: Array) -> Any:
-        with handlers.seed(rng_seed=key), handlers.block(), numpyro.plate("images", COUNT):
-            return prototypes()
-
-    found = jax.eval_shape(run, jax.random.key(0))
+    One that is to be `trained` by a bound has continuous latents, one an image, and observes nothing.
+    """
+    found, sites = _run_prototypes(prototypes, image_shape)
     shape = getattr(found, "shape", None)
     if shape != (COUNT, *image_shape):
         raise ValueError(
@@ -58,11 +56,70 @@ def check_prototypes(prototypes: Program, image_shape: tuple[int, ...]) -> None:
             f"images, {(COUNT, *image_shape)}; {_name(prototypes)} returned {'nothing' if found is None else shape}. "
             'End it with `return numpyro.sample("x_hat", ...)`, whose event is an image: `.to_event(3)`.'
         )
+    for name, site in sites.items() if trained else ():
+        if site["is_observed"]:
+            wrong, instead = "observed", "p(x̂) is a density: leave out `obs=` and `numpyro.factor`"
+        elif site["fn"].support.is_discrete:
+            wrong, instead = "discrete", 'a bound is trained through its draws: give "x_hat" a mixture distribution'
+        elif all(frame.name != "images" for frame in site["cond_indep_stack"]):
+            wrong, instead = 'outside of the plate "images"', "a bound has latents of images alone: make it a parameter"
+        else:
+            continue
+        raise ValueError(f"The latent {name!r} of {_name(prototypes)} is {wrong}; {instead}.")
+    return tuple(sites)
+
+
+def check_prototypes_guide(guide: Program | None, prototypes: Program, image_shape: tuple[int, ...], dim: int) -> None:
+    """A ValueError says what to change where `guide(x, eta)` does not draw the latents of `prototypes()` and return x̂."""
+    _, latents = _run_prototypes(prototypes, image_shape)
+    if guide is None:
+        name = _name(prototypes)
+        raise ValueError(
+            f'{name} has the latents {sorted(latents)}. Without a guide x̂ is x moved back, which infers "x_hat" alone: write '
+            f'{name[:-1]}_guide(x, eta)` beside it, a program in the plate "images" that has the same sites and returns x̂.'
+        )
+    x, eta = jnp.zeros((COUNT, *image_shape)), jnp.zeros((COUNT, dim))
+    found, sites = _run_prototypes(partial(guide, x, eta), image_shape)
+    if set(sites) != set(latents):
+        raise ValueError(
+            f"A guide has the latents of its program, {sorted(latents)} of {_name(prototypes)}; {_name(guide)} has "
+            f"{sorted(sites)}."
+        )
+    shape = getattr(found, "shape", None)
+    if shape != (COUNT, *image_shape):
+        raise ValueError(
+            f"`guide(x, eta)` returns x̂, {(COUNT, *image_shape)} for {COUNT} images; {_name(guide)} returned "
+            f"{'nothing' if found is None else shape}."
+        )
 
 
 # --- Inside -----------------------------------------------------------------------------------------------------------
 
 _good: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
+
+
+def _run_prototypes(program: Program, image_shape: tuple[int, ...]) -> tuple[Any, dict[str, Any]]:
+    """What it returns in the plate, as shapes, and its sample sites; nothing is computed."""
+    sites: dict[str, Any] = {}
+
+    def run(key: Array) -> Any:
+        with (
+            handlers.seed(rng_seed=key),
+            handlers.block(),
+            handlers.trace() as trace,
+            numpyro.plate("images", COUNT),
+        ):
+            result = program()
+        sites.update({name: site for name, site in trace.items() if site["type"] == "sample"})
+        return result
+
+    try:
+        return jax.eval_shape(run, jax.random.key(0)), sites
+    except Exception as error:
+        raise ValueError(
+            f'{_name(program)} could not be run in the plate "images" of {COUNT} images {image_shape}: '
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 class _AsWritten(Messenger):
