@@ -102,6 +102,12 @@ class CouplingFlow(dist.Distribution):
         self.bounds, self.unit, self.dropout_keys = bounds, unit, dropout_keys
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
 
+    @classmethod
+    def gather_pytree_data_fields(cls) -> tuple[str, ...]:
+        """In one order. NumPyro has that of a set of strings, another one in every process, and no cache of compiled programs
+        would find a program again that takes a flow as its argument."""
+        return tuple(sorted(super().gather_pytree_data_fields()))
+
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     def support(self) -> constraints.Constraint:
         if self.bounds is None:

@@ -1,5 +1,8 @@
 """Splines and the conditional flow, judged by autodiff, quadrature and scipy, in double precision."""
 
+import os
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -488,3 +491,32 @@ def test_dropout_in_training_needs_a_key():
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(ConditionalFlow(**options).init, key(0), jnp.zeros((1, CONTEXT)))
+
+
+PROGRAM = """
+import hashlib, sys
+import jax, jax.numpy as jnp
+from sgm_ppl.flows import ConditionalFlow
+
+network = ConditionalFlow(dim=2, layers=1, bins=2, feature_hidden=(2,), base_hidden=(2,), conditioner_hidden=(2,), unit=(1.0, 2.0))
+context = jnp.ones((3, 4))
+params = network.init(jax.random.key(0), context)
+density = jax.jit(lambda params, eta: network.apply(params, context).log_prob(eta))
+print(hashlib.sha256(density.lower(params, jnp.zeros((3, 2))).as_text().encode()).hexdigest())
+"""
+
+
+def test_every_process_compiles_the_same_program():
+    """Or no cache of compiled programs would ever find it again; NumPyro goes through the fields as a set gives them."""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert found[0]
+    assert set(found) == {found[0]}
