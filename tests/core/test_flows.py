@@ -498,7 +498,8 @@ import hashlib, sys
 import jax, jax.numpy as jnp
 from sgm_ppl.flows import ConditionalFlow
 
-network = ConditionalFlow(dim=2, layers=1, bins=2, feature_hidden=(2,), base_hidden=(2,), conditioner_hidden=(2,), unit=(1.0, 2.0))
+sizes = {"feature_hidden": (2,), "base_hidden": (2,), "conditioner_hidden": (2,)}
+network = ConditionalFlow(dim=2, layers=1, bins=2, unit=(1.0, 2.0), **sizes)
 context = jnp.ones((3, 4))
 params = network.init(jax.random.key(0), context)
 density = jax.jit(lambda params, eta: network.apply(params, context).log_prob(eta))
