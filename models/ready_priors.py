@@ -84,7 +84,10 @@ def mixture(
 
 
 def von_mises(x_hat: Array, *, transform: Family, network: Network = NETWORK, train: bool = False) -> Array:
-    """η_i ~ VonMises(μ_i(x̂), 1/σ_i²(x̂)) where η_i comes round again (rotation, hue), and else N(μ_i(x̂), σ_i(x̂))."""
+    """η_i ~ VonMises(μ_i(x̂), 1/σ_i²(x̂)) where η_i comes round again (rotation, hue), and else N(μ_i(x̂), σ_i(x̂)).
+
+    A density for each period, which repeats: see `Circular` for what that means for a bound.
+    """
     loc, raw = jnp.split(network(x_hat, 2 * transform.dim, train), 2, axis=-1)
     return numpyro.sample("eta", Circular(loc, positive_scale(raw, floor=1e-2), transform))
 
@@ -104,7 +107,8 @@ def hierarchical(
 ) -> Array:
     """c ~ p(c | x̂), η ~ N(μ_c(x̂), σ_c): a class's spread σ_c is the same for all its members, and drawn around a common σ.
 
-    c is summed over; σ_c and σ are latents with a posterior.
+    Classes are latent, found in the prototypes: no label of a data set is looked at, and c need not be the digit. c is summed
+    over; σ_c and σ are latents with a posterior.
     """
     shape, unit = (classes, transform.dim), transform.bounds / 3
     common = shared("log_spread", dist.Normal(0.0, 1.0).expand(shape[1:]).to_event(1))
@@ -155,8 +159,10 @@ def blind(prior: Program) -> Program:
 class Circular(dist.Distribution):
     """∏ VonMises(η_i | μ_i, 1/σ_i²) over parameters that come round again, times ∏ N(η_i | μ_i, σ_i) over the others.
 
-    A density on circles × lines: η_i and η_i + period are one and the same, so it integrates to one over one period. μ and σ
-    are in radians of a full circle where there is one, and else in units of η_max / 3.
+    A density on circles × lines: η_i and η_i + period are one and the same, so it repeats, without a jump anywhere, and
+    integrates to one over any one period. A guide q(η | x) on the line should therefore stay within one period, as one that
+    is narrow does: a bound counts what it finds in every period that q reaches. μ and σ are in radians of a full circle
+    where there is one, and else in units of η_max / 3.
     """
 
     arg_constraints: ClassVar = {"loc": constraints.real_vector, "scale": constraints.positive}

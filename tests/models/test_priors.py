@@ -12,7 +12,7 @@ import optax
 import pytest
 from numpyro import handlers
 from numpyro.contrib.module import flax_module
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from scipy import stats
 
@@ -143,6 +143,14 @@ def test_an_angle_that_knows_it_is_periodic():
         expected = stats.norm(loc * 0.5 / 3, scale * 0.5 / 3).logpdf(0.1)
         expected += stats.vonmises(1 / spread**2, angle).logpdf(value)
         np.testing.assert_allclose(fn.log_prob(jnp.array([[0.1, value]]))[0], expected, rtol=1e-4)
+
+
+def test_its_density_repeats_and_integrates_to_one_over_any_period():
+    fn = fn_of(partial(von_mises, transform=ANGLE, network=Network(())), X_HAT[:1])
+    for start in (-np.pi, float(fn.loc[0, 0]) - 0.5, 2.0, 40.0):
+        angles = start + (np.arange(2_000) + 0.5) * 2 * np.pi / 2_000
+        density = np.exp(jax.vmap(fn.log_prob)(jnp.asarray(angles, jnp.float32)[:, None, None]))
+        assert density.sum() * 2 * np.pi / 2_000 == pytest.approx(1, abs=1e-3)
 
 
 def test_a_normal_and_a_mixture_are_what_scipy_has():
@@ -302,6 +310,35 @@ def test_with_an_exact_guide_an_image_s_own_latent_is_integrated_out_exactly():
     np.testing.assert_allclose(losses, -expected.mean(), rtol=1e-4)
     draws = np.asarray(model.draw_eta(jax.random.key(0), X_HAT[:1], 2_000)).reshape(-1)
     assert stats.kstest(draws, stats.norm(0, np.sqrt(2)).cdf).pvalue > 0.001
+
+
+def exact_moods(x_hat):
+    """c ~ B(½), s = 0.5 nearly for certain, η ~ N(±0.5 s, 0.1): all kinds of latents but those of an image."""
+    s = shared("s", dist.Normal(0.0, 1.0))
+    c = numpyro.sample("mood", dist.Bernoulli(0.5))
+    return numpyro.sample(
+        "eta", dist.Normal(jnp.where(c == 1, s, -s)[..., None] + numpyro.param("at", 0.0), 0.1).to_event(1)
+    )
+
+
+@pytest.mark.parametrize("prior", [exact_moods, own_place], ids=lambda prior: prior.__name__)
+def test_predictive_draws_from_an_sgm_with_a_trained_prior(prior):
+    """NumPyro's `Predictive`, from the prior and given x̂ and η of somebody's."""
+    params = {"s_auto_loc": jnp.array(0.5), "s_auto_scale": jnp.array(1e-3), "at": jnp.array(0.25)}
+    trained = trained_prior(prior, params, IMAGE)
+    model = partial(sgm, prototypes=among(X_HAT), prior=trained, transform=ANGLE, scale=0.01)
+    drawn = jax.jit(lambda key: Predictive(model, num_samples=300)(key, num_images=4))(jax.random.key(0))
+    assert drawn["x"].shape == (300, 4, *IMAGE)
+    eta = np.asarray(drawn["eta"]).reshape(-1)
+    if prior is own_place:
+        assert stats.kstest(eta, stats.norm(0, np.sqrt(2)).cdf).pvalue > 0.001
+    else:
+        assert abs((eta > 0.25).mean() - 0.5) < 0.07
+        np.testing.assert_allclose([eta[eta > 0.25].mean(), eta[eta < 0.25].mean()], [0.75, -0.25], atol=0.02)
+    given = {"eta": jnp.full((2, 4, 1), 0.3), "prototype": jnp.zeros((2, 4), int)}
+    again = jax.jit(lambda key: Predictive(model, given)(key, num_images=4))(jax.random.key(1))
+    expected = ANGLE(jnp.array([0.3]))(jnp.asarray(X_HAT[0]))
+    np.testing.assert_allclose(again["x"], np.broadcast_to(expected, (2, 4, *IMAGE)), atol=0.06)
 
 
 def test_a_prior_s_guide_trains_in_the_joint_bound():
