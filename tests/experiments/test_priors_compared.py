@@ -2,22 +2,26 @@
 
 import dataclasses
 import math
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from sgm_ppl.experiments import Evaluation, Run
+from sgm_ppl.experiments import Evaluation, Run, priors
 from sgm_ppl.experiments.cli import main
 from sgm_ppl.experiments.own_programs import program_of
 from sgm_ppl.experiments.priors import PRESETS, Priors, differences, run, summary
 from sgm_ppl.experiments.sgm import TrainSgm
 from sgm_ppl.experiments.symmetries import EncoderOptions, FamilyOptions, PriorOptions
+from sgm_ppl.inference import iwlb
 from sgm_ppl.inference.two_samples import TwoSampleOptions
 from sgm_ppl.models.ready_priors import READY, Network
+from sgm_ppl.models.sgm import SGM
 from sgm_ppl.transforms import Affine
 
 MINE = '''
@@ -144,6 +148,37 @@ def test_all_priors_are_measured_on_the_same_images(config, tmp_path, monkeypatc
     assert "von-mises" in (folder.folder / "report.html").read_text()
     lines = list(summary(metrics, folder.folder))
     assert any(line.startswith("mine ") for line in lines)
+
+
+def test_its_bound_is_that_of_iwlb_and_of_a_grid(config, monkeypatch):
+    """η ~ U(-π, π), x ~ N(T_η(x̂), σ), with draws from N(f(x), s): written once more, and integrated."""
+    monkeypatch.setattr(priors, "_proposal_width", lambda *_: jnp.array([0.1]))
+    looked_at = dataclasses.replace(config, evaluation=Evaluation(images=3, particles=300), pixel_scale=0.3)
+    transform, data = Affine(("rotation",), interpolation="linear"), config.load_data()
+    model = SGM(transform, partial(READY["uniform"], transform=transform), knowing, (8, 8, 1))
+    found = priors._measure(looked_at, {"uniform": model}, data, jax.random.key(3))["uniform"]
+    x = jnp.asarray(looked_at.evaluation.select(data).images)
+    x_hat, guess = model.prototype(x), model.infer(x)
+
+    def program(x, x_hat, guess):
+        with numpyro.plate("images", x.shape[0]):
+            eta = numpyro.sample("eta", dist.Uniform(-jnp.pi, jnp.pi).expand([1]).to_event(1))
+            numpyro.sample("x", dist.Normal(transform(eta)(x_hat), 0.3).to_event(3), obs=x)
+
+    def guide(x, x_hat, guess):
+        with numpyro.plate("images", x.shape[0]):
+            numpyro.sample("eta", dist.Normal(guess, 0.1).to_event(1))
+
+    *_, key = jax.random.split(jax.random.key(3), 3)
+    expected = iwlb(key, program, guide, {}, np.asarray(x), np.asarray(x_hat), np.asarray(guess), num_particles=300)
+    assert found["iwlb"] == pytest.approx(expected.mean, rel=1e-5)
+    assert found["iwlb_standard_error"] == pytest.approx(expected.standard_error, rel=1e-3)
+
+    angles = guess + jnp.linspace(-0.6, 0.6, 200)[:, None, None]  # where the proposal looks
+    moved = jax.jit(lambda angles: jax.vmap(lambda eta: transform(eta)(x_hat))(angles))(angles)
+    log_joint = dist.Normal(moved, 0.3).to_event(3).log_prob(x) - math.log(2 * math.pi)
+    evidence = jax.nn.logsumexp(log_joint, 0) + math.log(1.2 / 199)
+    assert found["iwlb"] == pytest.approx(float(evidence.mean()), abs=0.3)
 
 
 def test_the_periodic_prior_is_compared_image_by_image():
