@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sgm_ppl.experiments.config import Config, Evaluation, Preset
-from sgm_ppl.experiments.runs import Run
+from sgm_ppl.experiments.runs import Run, config_to_json, load_config
 from sgm_ppl.experiments.vae import bound_scores
+from sgm_ppl.files import write_json
+from sgm_ppl.inference.equivae import Recipe
 
 if TYPE_CHECKING:
     import jax
 
     from sgm_ppl.data import Dataset, Split
-    from sgm_ppl.inference.equivae import Recipe
     from sgm_ppl.models.equivae import EquiVAENets
     from sgm_ppl.models.equivae_trained import EquiVAE
 
 __all__ = [
-    "MODEL_FILE",
     "PRESETS",
     "EquiVaeOptions",
     "TrainEquiVae",
@@ -29,42 +29,23 @@ __all__ = [
     "evaluate",
     "load_equivae",
     "run",
+    "save_equivae",
     "split_labelled",
     "train_equivae",
 ]
 
 MODEL_FILE = "equivae.npz"
+NETS_FILE = "equivae.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EquiVaeOptions:
+class EquiVaeOptions(Recipe):
     """Networks and training of an EquiVAE; the defaults are the paper's for MNIST with all labels.  EquiVAE appendix B.
 
-    For SVHN the paper has Gaussian pixels and m_max = 10: --data svhn --likelihood gaussian --m-max 10.
+    For SVHN the paper has Gaussian pixels, m_max = 10, and 90 times 70,000 images:
+    --data svhn --likelihood gaussian --m-max 10 --steps 52500.
     """
 
-    steps: int = 17_600
-    """Training steps; the default goes through 50,000 images 40 times."""
-    batch_size: int = 32
-    """Images in a step at the beginning."""
-    doublings: int = 3
-    """How often the batch size doubles."""
-    labelled_batch: int = 32
-    """Labelled images in a step where others are unlabelled."""
-    m_max: int = 7
-    """m, the number of complementary images of an image, is uniform in 1..m_max, and new in each step."""
-    per_class: int = 32
-    """Images of each class that a step draws its complementary images from."""
-    learning_rate: float = 1e-3
-    """Of Adam."""
-    warmup: float = 0.0
-    """Share of the steps in which the learning rate rises."""
-    final: float = 1.0
-    """Share of the learning rate that is left at the end, after a cosine decay; 1 leaves it constant."""
-    kl_warmup: float = 0.0
-    """Share of the steps in which the weight of v's divergence goes from `kl_start` to 1."""
-    kl_start: float = 0.0
-    """From 0, all dimensions of v come into use; from more than 1, r and the classes are learnt before v."""
     latent: int = 16
     """Dimensions of r, and of v."""
     filters: tuple[int, ...] = (8, 16, 32, 64, 64)
@@ -74,17 +55,21 @@ class EquiVaeOptions:
     dropout: float = 0.5
     """Rate of dropout in classifiers."""
     likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
-    """Of pixels."""
+    """Of pixels; images in colour need gaussian."""
 
     def recipe(self) -> Recipe:
-        from sgm_ppl.inference.equivae import Recipe
-
+        """The training alone."""
         return Recipe(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Recipe)})
 
     def nets(self, data: Dataset, class_probs: tuple[float, ...]) -> EquiVAENets:
         """The networks for these images. With Gaussian pixels they see each channel standardised, as in the paper."""
         from sgm_ppl.models.equivae import EquiVAENets
 
+        if self.likelihood == "bernoulli" and data.channels > 1:
+            raise ValueError(
+                f"Bernoulli pixels are black or white, and images of {data.name!r} have {data.channels} channels. "
+                "Choose --likelihood gaussian."
+            )
         standard = {}
         if self.likelihood == "gaussian":
             x = data.train.images
@@ -174,16 +159,15 @@ def split_labelled(split: Split, labels: int | None, classes: int, seed: int) ->
 
 
 def train_equivae(config: Any, data: Dataset, labels: int | None, *, key: jax.Array, run: Run) -> EquiVAE:
-    """Train in the run's folder, or go on there, and leave the model in one file; once it is there, load it."""
+    """Train in the run's folder, or go on there, and leave the model there; once it is there, load it."""
     from sgm_ppl.inference.equivae import fit_equivae
     from sgm_ppl.models.equivae_complementary import LabelledPool
 
-    path = run.folder / MODEL_FILE
     classes = classes_of(data)
     labelled, others = split_labelled(data.train, labels, classes, config.seed)
     pool = LabelledPool.of(labelled.images, labelled.labels, classes)
     nets = config.nets(data, pool.class_probs)
-    if not path.is_file():
+    if not (run.folder / MODEL_FILE).is_file():
         model, _ = fit_equivae(
             pool,
             nets=nets,
@@ -193,27 +177,36 @@ def train_equivae(config: Any, data: Dataset, labels: int | None, *, key: jax.Ar
             validation=(data.validation.images[:1000], data.validation.labels[:1000]),
             out=run.folder,
         )
-        save_equivae(path, model)
-    return load_equivae(path, nets)
+        save_equivae(run.folder, model)
+    return load_equivae(run.folder)
 
 
-def save_equivae(path: Path, model: EquiVAE) -> None:
-    """Parameters, and what stands for each class, in one file."""
+def save_equivae(folder: Path, model: EquiVAE) -> None:
+    """Parameters and what stands for each class in one file, and in another which networks they belong to."""
     from sgm_ppl.inference import save_params
 
     there = {} if model.classifier is None else {"classifier": model.classifier}
     means = {"class_r": model.class_r, "class_means": model.class_means}
-    save_params(path, {"params": model.params, "classes": means, **there})
+    write_json(folder / NETS_FILE, config_to_json(model.nets))
+    save_params(folder / MODEL_FILE, {"params": model.params, "classes": means, **there})
 
 
-def load_equivae(path: Path, nets: EquiVAENets) -> EquiVAE:
-    """What `save_equivae` left in the file `path`."""
+def load_equivae(folder: Path | str) -> EquiVAE:
+    """The trained EquiVAE of the run in `folder`; the data are not needed.
+
+    It is that of an `sgm-ppl train equivae`, or of one seed or cell of an experiment.
+    """
     from sgm_ppl.inference import load_params
+    from sgm_ppl.models.equivae import EquiVAENets
     from sgm_ppl.models.equivae_trained import EquiVAE
 
+    path = Path(folder) / MODEL_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: this run has no trained EquiVAE. Train it again.")
+        others = ", ".join(str(other.parent) for other in sorted(Path(folder).glob(f"*/*/{MODEL_FILE}")))
+        hint = f"It has several: {others}." if others else "Train it again."
+        raise FileNotFoundError(f"{path} does not exist: this run has no trained EquiVAE of its own. {hint}")
     found = load_params(path)
+    nets = load_config(path.with_name(NETS_FILE), EquiVAENets)
     return EquiVAE(nets, found["params"], **found["classes"], classifier=found.get("classifier"))
 
 
@@ -256,8 +249,7 @@ def evaluate(config: TrainEquiVae, trained: Run, evaluation: Evaluation, run: Ru
     split = evaluation.select(data)
     labelled, _ = split_labelled(data.train, config.labels, classes_of(data), config.seed)
     pool = LabelledPool.of(labelled.images, labelled.labels, classes_of(data))
-    nets = config.nets(data, pool.class_probs)
-    model = load_equivae(trained.folder / MODEL_FILE, nets)
+    model = load_equivae(trained.folder)
     draw_key, choose_key, binary_key, weights_key = jax.random.split(jax.random.key(evaluation.seed), 4)
     others = pool.draw(draw_key, config.per_class)
     weights = np.asarray(choose(choose_key, others, jnp.full(len(split.images), NOBODY), config.m_max))
@@ -275,7 +267,7 @@ def evaluate(config: TrainEquiVae, trained: Run, evaluation: Evaluation, run: Ru
         num_particles=evaluation.particles,
         progress=True,
         complementary=np.asarray(others.images),
-        nets=nets,
+        nets=model.nets,
     )
     to_inference_data(bound, path=run.folder / "inference_data.nc")
     return {

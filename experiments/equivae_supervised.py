@@ -36,7 +36,7 @@ class EquiVaeSupervised(EquiVaeOptions, Config):
     """Training steps of the classifier of f_inv(x)."""
     benchmark_steps: int = 10_000
     """Training steps of the benchmark, a classifier of images."""
-    plane_steps: int = 17_600
+    plane_steps: int = EquiVaeOptions.steps
     """Training steps of the model in two dimensions, for figure 5."""
     projected: int = 5_000
     """Validation images in figure 3."""
@@ -109,7 +109,7 @@ def _run_seed(config: OneSeed, run: Run, figures: Run | None) -> dict[str, Any]:
         out=run.folder,
         label="embedding-classifier",
     )
-    save_equivae(run.folder / "equivae_with_classifier.npz", model)
+    save_equivae(run.folder, model)
     errors = error_rates(model, data.test)
     predicted = benchmark(config, data.train, data.test.images, model.nets, config.benchmark_steps, benchmark_key, run)
     errors["benchmark"] = error_rate(predicted, data.test.labels)

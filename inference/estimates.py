@@ -372,10 +372,10 @@ def from_inference_data(path: str | Path) -> Estimate:
     """The estimate that `to_inference_data` wrote to the netCDF file `path`."""
     data = import_arviz().from_netcdf(str(path))
     try:
-        of = data.importance
-        names = ("iwlb", "log_weight", "mc_standard_error", "ess", "pareto_k")
+        bound, weights = (data.importance[name].values for name in ("iwlb", "log_weight"))
+        trust = {name: data.importance[name].values for name in ("mc_standard_error", "ess", "pareto_k")}
         curve = Curve(data.curve["num_particles"].values, data.curve["iwlb"].values)
-        return Estimate(*(of[name].values for name in names), curve)
+        return Estimate(bound, weights, **trust, curve=curve)
     finally:
         data.close()
 

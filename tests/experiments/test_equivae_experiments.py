@@ -4,14 +4,17 @@ import dataclasses
 import json
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from sgm_ppl.data import Split
 from sgm_ppl.experiments import Evaluation, Run, equivae, equivae_semi, equivae_supervised
-from sgm_ppl.experiments.equivae import split_labelled
+from sgm_ppl.experiments.equivae import EquiVaeOptions, load_equivae, save_equivae, split_labelled
 from sgm_ppl.experiments.equivae_figures import draw_plane, one_of_each
 from sgm_ppl.experiments.equivae_supervised import mean_and_error
+from sgm_ppl.inference.equivae import PAPER, Recipe
+from sgm_ppl.models.equivae_trained import EquiVAE
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +41,34 @@ def is_png(run: Run, *names: str) -> bool:
 FIGURE_4 = ("figure_4_samples", "figure_4_interpolations", "figure_4_styles")
 
 
+def test_presets_are_the_papers():
+    """Appendix B and section 3: all settings of the training stand in `Recipe` alone."""
+    assert EquiVaeOptions().recipe() == PAPER
+    for presets in (equivae.PRESETS, equivae_supervised.PRESETS):
+        paper = presets["paper"]
+        assert (paper.recipe(), paper.data, paper.likelihood) == (PAPER, "mnist", "bernoulli")
+        assert (paper.latent, paper.dense, paper.m_max) == (16, (128, 64), 7)
+    assert equivae_supervised.PRESETS["paper"].plane_steps == PAPER.steps
+    for preset in ("laptop", "paper"):
+        few = equivae_semi.PRESETS[preset]
+        assert (few.latent, few.dense, few.m_max, few.data) == (8, (64, 32), 4, "mnist")
+    assert equivae_semi.PRESETS["paper"].labels == (100, 600, 1000, 3000)
+    assert set(vars(Recipe())) <= set(vars(EquiVaeOptions()))
+
+
+def test_colours_need_gaussian_pixels(tmp_path):
+    """With --likelihood gaussian they can be learnt, and without it the error says so."""
+    generator = np.random.default_rng(0)
+    np.savez(tmp_path / "rgb.npz", images=generator.uniform(size=(40, 8, 8, 3)), labels=np.arange(40) % 2)
+    config = small(equivae.PRESETS["smoke"], str(tmp_path / "rgb.npz"))
+    with pytest.raises(ValueError, match=r"have 3 channels. Choose --likelihood gaussian"):
+        equivae.run(config, Run.open(tmp_path / "bernoulli", config))
+    data = config.load_data()
+    nets = dataclasses.replace(config, likelihood="gaussian").nets(data, (0.5, 0.5))
+    assert (nets.image_shape, nets.likelihood) == ((8, 8, 3), "gaussian")
+    np.testing.assert_allclose(nets.pixel_mean, data.train.images.mean((0, 1, 2)), rtol=1e-5)
+
+
 def test_supervised_leaves_table_and_figures(data, tmp_path, monkeypatch):
     steps = {"classifier_steps": 2, "benchmark_steps": 2, "plane_steps": 1}
     config = small(equivae_supervised.PRESETS["smoke"], data, **steps)
@@ -48,6 +79,12 @@ def test_supervised_leaves_table_and_figures(data, tmp_path, monkeypatch):
     assert is_png(run, "figure_3", *FIGURE_4, "figure_5")
     assert "| EquiVAE, distance of f_inv(x) | " in (run.folder / "table.md").read_text()
     assert json.dumps(metrics)
+    loaded = load_equivae(run.folder / "seeds" / "0")
+    test = config.load_data().test
+    wrong = loaded.classify(test.images, by="classifier") != test.labels
+    assert wrong.mean() == pytest.approx(metrics["error"]["classifier"])
+    with pytest.raises(FileNotFoundError, match=r"no trained EquiVAE of its own. It has several: .*seeds/0"):
+        load_equivae(run.folder)
     monkeypatch.setattr(equivae_supervised, "train_equivae", lambda *_, **__: pytest.fail("trained twice"))
     assert equivae_supervised.run(config, run)["error"] == metrics["error"]
     with pytest.raises(ValueError, match="1 or more; got 0"):
@@ -61,6 +98,9 @@ def test_semi_supervised_leaves_a_table(data, tmp_path, monkeypatch):
     assert set(metrics["error"]["4"]) == {"posterior", "distance", "benchmark"}
     assert "| 4 | 1 | " in (run.folder / "table.md").read_text()
     assert is_png(Run(run.folder / "cells" / "4-0"), *FIGURE_4)
+    test = config.load_data().test
+    wrong = load_equivae(run.folder / "cells" / "4-0").classify(test.images, by="posterior") != test.labels
+    assert wrong.mean() == pytest.approx(metrics["error"]["4"]["posterior"])
     monkeypatch.setattr(equivae_semi, "train_equivae", lambda *_, **__: pytest.fail("trained twice"))
     assert equivae_semi.run(config, run)["error"] == metrics["error"]
 
@@ -78,6 +118,24 @@ def test_a_training_can_be_evaluated(data, tmp_path, labels):
     assert np.isfinite(metrics["iwlb"]["mean"])
     assert metrics["iwlb"]["mean"] >= metrics["elbo"]
     assert ("posterior" in metrics["error"]) == (labels is not None)
+
+
+def test_a_model_is_loaded_from_its_folder_without_the_data(data, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"equivae.npz does not exist: .* Train it again"):
+        load_equivae(tmp_path)
+    options = small(equivae.PRESETS["smoke"], data, likelihood="gaussian")
+    nets = options.nets(options.load_data(), (0.25, 0.75))
+    generator = np.random.default_rng(0)
+    params, classifier = ({"network": {"kernel": generator.normal(size=(2, 3))}} for _ in range(2))
+    class_r, class_means = generator.normal(size=(2, 2, nets.latent))
+    model = EquiVAE(nets, params, class_r, class_means, classifier)
+    save_equivae(tmp_path, model)
+    loaded = load_equivae(str(tmp_path))
+    assert loaded.nets == nets
+    for name in ("params", "class_r", "class_means", "classifier"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(loaded, name), getattr(model, name))
+    save_equivae(tmp_path, dataclasses.replace(model, classifier=None))
+    assert load_equivae(tmp_path).classifier is None
 
 
 def test_labelled_images_are_balanced_and_the_others_forget_their_labels():

@@ -10,10 +10,18 @@ import pytest
 from numpyro import handlers
 from scipy.special import expit
 
-from sgm_ppl.models.equivae import EquiVAENets, GreyBernoulli, equivae, equivae_guide
+from sgm_ppl.models.equivae import (
+    EquiVAENets,
+    GreyBernoulli,
+    equivae,
+    equivae_guide,
+    label_classifier,
+    label_guide,
+)
 from sgm_ppl.models.equivae_complementary import NOBODY, LabelledPool, choose
 from sgm_ppl.models.equivae_convolutions import Conv5x5, fold, unfold
 from sgm_ppl.models.equivae_nets import ImageDecoder, ImageEncoder, InvariantEmbedding, LabelPosterior, StyleEncoder
+from sgm_ppl.models.equivae_trained import embedding_classifier
 
 KEY = jax.random.key(0, impl="rbg")  # XLA compiles it in a fifth of the time of the default generator
 NETS = EquiVAENets((4, 4, 1), classes=2, latent=1, filters=(2, 3), dense=(4, 3))
@@ -105,6 +113,31 @@ def test_the_label_posterior_sends_no_gradient_into_the_embedding():
     logits = jax.jit(lambda embedding: module.apply(variables, x, embedding))
     np.testing.assert_array_equal(jax.grad(lambda embedding: logits(embedding)[0, 0])(embedding), 0)
     assert not np.allclose(logits(embedding), logits(embedding + 1))
+
+
+WITH_DROPOUT = {
+    "q(y | x)": (partial(label_guide, nets=NETS), IMAGES),
+    "classifier of images": (partial(label_classifier, network=LabelPosterior(2, (2, 3), 4)), IMAGES),
+    "classifier of embeddings": (partial(label_classifier, network=embedding_classifier(2)), IMAGES[:, :, 0, 0]),
+}
+
+
+@pytest.mark.parametrize(("program", "x"), WITH_DROPOUT.values(), ids=WITH_DROPOUT)
+def test_dropout_is_active_in_training_and_at_no_other_time(program, x):
+    def trace_of(key, train, params):
+        with handlers.seed(rng_seed=key), handlers.trace() as trace, handlers.substitute(data=params):
+            program(jnp.asarray(x), train=train)
+        return trace
+
+    initial = jax.jit(lambda: {n: s["value"] for n, s in trace_of(KEY, False, {}).items() if s["type"] == "param"})
+    params = initial()
+    logits = jax.jit(lambda key, train: trace_of(key, train, params)["y"]["fn"].logits, static_argnums=1)
+    one, other = (jax.random.fold_in(KEY, i) for i in (1, 2))
+    np.testing.assert_array_equal(logits(one, False), logits(other, False))
+    for key in (one, other):
+        assert np.abs(logits(key, True) - logits(key, False)).max() > 1e-3
+    assert np.abs(logits(one, True) - logits(other, True)).max() > 1e-3
+    np.testing.assert_array_equal(logits(one, True), logits(one, True))
 
 
 def test_grey_pixels_count_as_the_mean_over_binary_ones():
