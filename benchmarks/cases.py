@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from sgm_ppl.inference.fit import Training
     from sgm_ppl.models.sgm import SGM
+    from sgm_ppl.models.vae import VAENets
 
 __all__ = ["CASES", "PEAK", "SETTINGS", "TRAININGS", "Case", "Settings"]
 
@@ -61,7 +62,7 @@ class Settings:
         )
 
     def changed(self, changes: Mapping[str, int]) -> Settings:
-        """With another "batch", "size" or number of "particles"."""
+        """With another "batch" or "size", or another number of "particles" or "bound_images"."""
         rest: dict[str, Any] = {name: value for name, value in changes.items() if name != "batch"}
         return replace(self.with_batch(changes["batch"]) if "batch" in changes else self, **rest)
 
@@ -251,17 +252,47 @@ TRAININGS: dict[str, Callable[[Settings], Callable[[], Training]]] = {
 # --- Bound, warp, and the machine's peak ------------------------------------------------------------------------------
 
 
+def _nets(settings: Settings, x: np.ndarray) -> tuple[VAENets, dict[str, Any]]:
+    """Networks of the VAE, and untrained parameters."""
+    from sgm_ppl.models.vae import vae, vae_guide
+
+    nets = settings.vae.nets(x.shape[1:])
+    programs = (partial(program, nets=nets) for program in (vae, vae_guide))
+    return nets, {name: value for program in programs for name, value in _initial_params(program, x[:1]).items()}
+
+
+def _passes(settings: Settings) -> Callable[[], Run]:
+    """What the bound consists of: K encoder and decoder passes an image, in batches of the same size, and nothing else."""
+    import jax
+    import jax.numpy as jnp
+    from numpyro import handlers
+
+    from sgm_ppl.inference.importance import IMAGE_CHUNK, PARTICLE_CHUNK
+
+    x = _images(settings, settings.bound_images)
+    nets, params = _nets(settings, x)
+    with handlers.block(), handlers.substitute(data=params):
+        encoder, decoder = nets.encoder(), nets.decoder()
+    batch = min(PARTICLE_CHUNK, settings.particles) * min(IMAGE_CHUNK, settings.bound_images)
+    times = -(-settings.particles * settings.bound_images // batch)
+    images = jnp.asarray(_images(settings, batch))
+
+    @jax.jit
+    def passes(images: jax.Array) -> jax.Array:
+        def once(shift: jax.Array) -> jax.Array:  # no two batches are the same, or the compiler would do one of them
+            return decoder(encoder(images + shift).mean).sum()
+
+        return jax.lax.map(once, jnp.arange(times, dtype=jnp.float32)).sum()
+
+    return _running(lambda: passes(images).block_until_ready())
+
+
 def _bound(settings: Settings) -> Callable[[], Run]:
     from sgm_ppl.inference import iwlb
     from sgm_ppl.models.inv_vae import inv_vae, inv_vae_guide
-    from sgm_ppl.models.vae import vae, vae_guide
 
     x = _images(settings, settings.bound_images)
-    nets = settings.vae.nets(x.shape[1:])
-    params = {
-        **_initial_params(partial(vae_guide, nets=nets), x[:1]),
-        **_initial_params(partial(vae, nets=nets), x[:1]),
-    }
+    nets, params = _nets(settings, x)
     given: dict[str, Any] = {"nets": nets, "sgm": _sgm(settings.sgm, x), "num_particles": settings.particles}
 
     def run() -> None:
@@ -341,6 +372,12 @@ CASES: dict[str, Case] = {
         "InvVAE's bound of one image",
         _bound,
         lambda s: s.bound_images * operations.bound(s.sgm, s.vae, s.sgm_shape, s.particles),
+        per=lambda s: s.bound_images,
+    ),
+    "passes": Case(
+        "the encoder and decoder passes of one image's bound",
+        _passes,
+        lambda s: s.bound_images * operations.passes(s.vae, s.sgm_shape, s.particles),
         per=lambda s: s.bound_images,
     ),
     "warp": Case("a batch of images, moved", partial(_warp, gradient=False), partial(_warp_operations, times=1)),

@@ -1,4 +1,4 @@
-"""How cost grows: with the batch, the size of the images, the number of particles, and the number of devices."""
+"""How cost grows: with the batch, the size of the images, the number of particles, of images and of devices."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ AXES: dict[str, Axis] = {
     "batch": Axis("images in a batch", (64, 128, 256, 512, 1024), TRAININGS),
     "size": Axis("height and width of an image", (28, 40, 52, 64), (*TRAININGS, "warp")),
     "particles": Axis("particles K", (10, 30, 100, 300, 1000), ("bound",)),
+    "bound_images": Axis("images to be bounded", (4, 8, 16, 32), ("bound",)),
     "devices": Axis("devices", (1, 2), (*TRAININGS, "bound")),
 }
+POWERS = {"size": 2, "bound_images": 0}  # of what a step or an image should cost, where it is not 1
 SMOKE: dict[str, Axis] = {
     "batch": AXES["batch"]._replace(values=(4, 8), cases=("stage-1",)),
     "devices": AXES["devices"]._replace(cases=("stage-1",)),
@@ -71,7 +73,7 @@ def grow(preset: Preset, names: Sequence[str], *, repeats: int, quiet: Quiet) ->
                         watch = Watch([worker.process])
                         turns = [worker.run() for _ in range(repeats)]
                         quiet.judge(watch)
-                    per = CASES[case].per(SETTINGS[preset])
+                    per = CASES[case].per(SETTINGS[preset].changed(given.get("changes", {})))
                     seconds = Spread.of([turn.seconds / per for turn in turns])
                     points.append(Point(name, value, case, seconds, max(turn.mebibytes for turn in turns)))
     return points
@@ -123,7 +125,7 @@ def draw(path: Path, points: Sequence[Point]) -> None:
                 ]
                 panel.errorbar(x, y, apart, fmt="o-", color=colours[case], markersize=3.5, linewidth=1.2, label=case)
                 if name != "devices":
-                    power = 2 if name == "size" else 1
+                    power = POWERS.get(name, 1)
                     panel.plot(x, [y[-1] * (v / x[-1]) ** power for v in x], "--", color=colours[case], linewidth=0.7)
             values = sorted({point.value for point in points if point.axis == name})
             panel.set(xscale="log", yscale="log", xlabel=AXES[name].title)

@@ -15,7 +15,18 @@ from sgm_ppl.experiments.joint_options import JointOptions
 from sgm_ppl.experiments.symmetries import EncoderOptions, PriorOptions, SgmOptions
 from sgm_ppl.experiments.vae import VaeOptions
 
-__all__ = ["Count", "Shape", "bound", "joint_step", "matmul", "stage_one_step", "stage_two_step", "vae_step", "warp"]
+__all__ = [
+    "Count",
+    "Shape",
+    "bound",
+    "joint_step",
+    "matmul",
+    "passes",
+    "stage_one_step",
+    "stage_two_step",
+    "vae_step",
+    "warp",
+]
 
 REDUCED = 3  # channels between convolutions and MLP, SGM C.4
 FRAME_FEATURES = 15  # what the warm start's small network is told of a frame
@@ -178,9 +189,14 @@ def joint_step(options: JointOptions, shape: Shape, batch: int) -> int:
 
 def bound(sgm: SgmOptions, vae: VaeOptions, shape: Shape, particles: int) -> int:
     """Of one image: q(η | x) once; q(z | x̂), the decoder and p(η | x̂) for every particle."""
+    once = encoder(sgm.encoder, shape).forward
+    return once + prior(sgm.prior, shape).forward * particles + passes(vae, shape, particles)
+
+
+def passes(vae: VaeOptions, shape: Shape, particles: int) -> int:
+    """Of one image: q(z | x̂) and the decoder, for every particle."""
     nets = (vae.filters, (256,), vae.latent)
-    each = conv_encoder(shape, *nets) + conv_decoder(shape, *nets) + prior(sgm.prior, shape)
-    return encoder(sgm.encoder, shape).forward + each.forward * particles
+    return (conv_encoder(shape, *nets) + conv_decoder(shape, *nets)).forward * particles
 
 
 def warp(shape: Shape, batch: int) -> int:

@@ -16,6 +16,10 @@ __all__ = ["Measured", "Results", "Spread", "compare"]
 
 SLOWER = 1.1  # what counts as a change, if the spreads do not overlap either
 FORMAT = 1
+RATIOS = (
+    ("warp-gradient", "warp", "The gradient of a warp takes {} times as long as the warp."),
+    ("bound", "passes", "The bound takes {} times as long as the encoder and decoder passes that it consists of."),
+)
 
 
 @dataclass(frozen=True)
@@ -111,9 +115,10 @@ class Results:
             f"Preset `{self.preset}`; {machine['processor']}, {machine['cores']} cores, jax {machine['jax']} on "
             f"{machine['backend']}. Matrix products of float32 reach {self.peak:.0f} GFLOP/s."
         )
-        if {"warp", "warp-gradient"} <= self.cases.keys():
-            ratio = self.cases["warp-gradient"].seconds.median / self.cases["warp"].seconds.median
-            yield f"The gradient of a warp takes {ratio:.1f} times as long as the warp."
+        for many, few, sentence in RATIOS:
+            if {many, few} <= self.cases.keys():
+                ratio = self.cases[many].seconds.median / self.cases[few].seconds.median
+                yield sentence.format(f"{ratio:.1f}")
         if not self.quiet:
             found = "an unknown number of" if self.others is None else f"{self.others:.2f}"
             yield f"**Not quiet: others kept {found} cores busy. These are no results to quote.**"

@@ -61,7 +61,7 @@ FEW = Size((3_000, 600), (64, 128), (1, 2), 5, (512, 256, 128), (256, 128), 4, (
 MANY = FEW._replace(steps=(4_000, 8_000), batch_sizes=(128, 128), dropout=(0.1, 0.5, 0.2))
 
 
-def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0) -> SgmOptions:
+def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0, blur: float = 0.0) -> SgmOptions:
     """From a warm start: smaller networks, fewer steps, and terms that the paper does not have.
 
     Prototypes are compared with each other, Eq. (23), which with several hypotheses is the cheaper form. For colours, where a
@@ -79,6 +79,8 @@ def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0) -> SgmOpti
             features=size.features,
             feature_dropout=features,
             conditioner_dropout=conditioners,
+            blur=blur,
+            noise=0.1 if blur else 0.0,
         ),
         stage_one=StageOne(
             one,
@@ -93,10 +95,12 @@ def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0) -> SgmOpti
     )
 
 
-def _recipes(kind: Kind, laptop: Size, family: FamilyOptions, multiplier: float = 1.0) -> dict[Preset, SgmOptions]:
+def _recipes(
+    kind: Kind, laptop: Size, family: FamilyOptions, multiplier: float = 1.0, blur: float = 0.0
+) -> dict[Preset, SgmOptions]:
     return {
-        "smoke": _warm(SMOKE, family, multiplier),
-        "laptop": _warm(laptop, family, multiplier),
+        "smoke": _warm(SMOKE, family, multiplier, blur),
+        "laptop": _warm(laptop, family, multiplier, blur),
         "paper": PAPER[kind],
     }
 
@@ -105,6 +109,6 @@ RECIPES: dict[Kind, dict[Preset, SgmOptions]] = {
     "digits": _recipes("digits", FEW, FamilyOptions()),
     "affine": _recipes("affine", MANY, FamilyOptions()),
     "colour": _recipes("colour", FEW, COLOUR),
-    "sprites": _recipes("sprites", MANY, FAR, 0.75),
+    "sprites": _recipes("sprites", MANY, FAR, multiplier=0.75, blur=2.0),
 }
 SGM_PRESETS = RECIPES["digits"]

@@ -106,6 +106,10 @@ class PriorOptions:
     """Dropout of the features, and of other ready priors' networks."""
     conditioner_dropout: float = 0.1
     """Dropout of the conditioners."""
+    blur: float = 0.0
+    """Standard deviation in pixels by which the flow sees prototypes blurred: their sharpness betrays sizes."""
+    noise: float = 0.0
+    """Standard deviation of noise that is added to what the flow sees, in training."""
 
     def build(self, transform: Family, *, bounded: bool, folder: Path | None = None) -> Program:
         """The NumPyro program for this family; `folder` is that of the run, with the copy of a user's file."""
@@ -129,6 +133,8 @@ class PriorOptions:
             feature_dropout=self.feature_dropout,
             conditioner_dropout=self.conditioner_dropout,
             bounded=bounded,
+            blur=self.blur,
+            noise=self.noise,
         )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
+import jax
 import numpyro
 from jax import Array
 from numpyro.contrib.module import flax_module
 
 from sgm_ppl.flows import ConditionalFlow
+from sgm_ppl.images import gaussian_blur
 from sgm_ppl.nets import flatten_images
 from sgm_ppl.transforms import Family
 
@@ -27,11 +30,17 @@ def flow_prior(
     feature_dropout: float = 0.2,
     conditioner_dropout: float = 0.1,
     bounded: bool = False,
+    blur: float = 0.0,
+    noise: float = 0.0,
 ) -> Callable[..., Array]:
     """The paper's prior, a neural spline flow given the prototype; the defaults are those for MNIST.  SGM C and C.1.
 
     η is measured in units of η_max / 3, so that the bins on [-3, 3] cover the family's bounds; `bounded` keeps it inside
     of them by tanh and scale, as in C.2 and C.3.
+
+    How sharp a prototype is tells how large its image was, and how often it was interpolated, which in training is once more
+    than later. `blur`, a standard deviation in pixels, and in training `noise` of this standard deviation make the flow blind
+    to that; the paper has neither.
     """
     unit = None if bounded else tuple(bound / interval for bound in transform.eta_max)
     network = ConditionalFlow(
@@ -49,6 +58,10 @@ def flow_prior(
     )
 
     def prior(x_hat: Array, train: bool = False) -> Array:
+        if blur:
+            x_hat = gaussian_blur(x_hat, blur, size=2 * math.ceil(3 * blur) + 1)
+        if train and noise:
+            x_hat = x_hat + noise * jax.random.normal(numpyro.prng_key(), x_hat.shape)
         pixels = flatten_images(x_hat)
         flow = flax_module("prior", network, pixels)
         rngs = {"dropout": numpyro.prng_key()} if train else {}

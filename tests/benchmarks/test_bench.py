@@ -16,7 +16,9 @@ from sgm_ppl.benchmarks.worker import Compiled, Ran
 from sgm_ppl.experiments.cli import main
 
 
-@pytest.mark.parametrize("name", [PEAK, "stage-2", "bound", "warp-gradient"])  # test_operations.py sets up the others
+@pytest.mark.parametrize(
+    "name", [PEAK, "stage-2", "bound", "passes", "warp-gradient"]
+)  # test_operations.py sets up the others
 def test_cases_run_again_and_again(name):
     case, settings = CASES[name], SETTINGS["smoke"]
     run = case.make(settings)()
@@ -26,8 +28,9 @@ def test_cases_run_again_and_again(name):
 
 
 def test_settings_change_where_they_should():
-    changed = SETTINGS["paper"].changed({"batch": 64, "size": 40, "particles": 10})
+    changed = SETTINGS["paper"].changed({"batch": 64, "size": 40, "particles": 10, "bound_images": 3})
     assert (changed.size, changed.particles) == (40, 10)
+    assert CASES["bound"].per(changed) == CASES["passes"].per(changed) == 3
     schedules = (changed.sgm.stage_one.schedule, changed.sgm.stage_two.schedule, changed.joint.training, changed.vae)
     assert [schedule.batch_size for schedule in schedules] == [64] * 4
     for name in ("stage-1", "vae", "joint"):
@@ -42,6 +45,8 @@ def test_the_papers_settings_are_those_of_the_paper():
     assert settings.sgm.encoder.hidden == (2048, 1024, 512, 256)
     assert (settings.sgm.prior.layers, settings.sgm.prior.bins) == (6, 6)
     assert (settings.vae.filters, settings.vae.latent, settings.particles) == ((64, 128, 256), 20, 300)
+    assert settings.size == 28
+    assert settings.sgm.family.build().interpolation == "cubic"
 
 
 # --- Quiet ------------------------------------------------------------------------------------------------------------

@@ -117,3 +117,5 @@ def test_bound_and_warp_grow_as_they_should():
     assert 2 * once - twice == encoder
     assert operations.warp(settings.sgm_shape, 2) == 2 * 784 * 40
     assert CASES["bound"].operations(replace(settings, bound_images=3)) == 3 * once
+    passes = operations.passes(settings.vae, settings.sgm_shape, 300)
+    assert 0.9 * once < passes < once
