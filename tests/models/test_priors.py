@@ -16,6 +16,7 @@ from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from scipy import stats
 
+from sgm_ppl.images import gaussian_blur
 from sgm_ppl.inference.importance import log_weights
 from sgm_ppl.inference.self_supervised import nothing
 from sgm_ppl.models.check_prior import check_prior, check_prototypes
@@ -440,3 +441,27 @@ def test_prototypes_are_checked_likewise():
         check_prototypes(lambda: None, IMAGE)
     with pytest.raises(ValueError, match=r"\(4, 2, 2, 1\); .* returned \(2, 2, 1\)"):
         check_prototypes(lambda: jnp.zeros(IMAGE), IMAGE)
+
+
+def test_the_flow_sees_prototypes_blurred_and_in_training_with_noise():
+    sizes = {"layers": 1, "bins": 2, "feature_hidden": (4,), "base_hidden": (4,), "conditioner_hidden": (4,)}
+    no_dropout = {"feature_dropout": 0.0, "conditioner_dropout": 0.0}
+    sharp = jnp.zeros((1, 12, 12, 1)).at[:, 3:8, 4:9].set(1.0)
+
+    def middle(x_hat, train=False, **options):
+        prior = flow_prior(Affine(("rotation",)), **sizes, **no_dropout, **options)
+
+        def program():
+            with handlers.seed(rng_seed=0), handlers.trace() as trace, numpyro.plate("images", 1):
+                prior(x_hat, train=train)
+            return trace
+
+        params = {name: site["value"] for name, site in program().items() if site["type"] == "param"}
+        moved = jax.tree.map(lambda leaf: leaf + 0.3 * jnp.sin(jnp.arange(leaf.size)).reshape(leaf.shape), params)
+        with handlers.substitute(data=moved):
+            return np.asarray(program()["eta"]["fn"].loc)
+
+    assert middle(sharp, blur=1.5) == pytest.approx(middle(gaussian_blur(sharp, 1.5, size=11)), abs=1e-5)
+    assert middle(sharp, blur=1.5) != pytest.approx(middle(sharp), abs=1e-3)
+    assert middle(sharp, noise=0.5) == pytest.approx(middle(sharp), abs=1e-6)
+    assert middle(sharp, train=True, noise=0.5) != pytest.approx(middle(sharp, train=True), abs=1e-3)
