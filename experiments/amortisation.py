@@ -17,10 +17,10 @@ from sgm_ppl.experiments import inv_vae as training
 from sgm_ppl.experiments.config import Evaluation, Preset
 from sgm_ppl.experiments.examination import REPORT
 from sgm_ppl.experiments.inv_vae import OBSERVATION_PARAMS, TrainInvVae
-from sgm_ppl.experiments.recipes import SGM_PRESETS
+from sgm_ppl.experiments.recipes import BRIEF
 from sgm_ppl.experiments.report import Number, Picture, Section, Table, write_report
 from sgm_ppl.experiments.runs import Run, load_config
-from sgm_ppl.experiments.symmetries import SGM_FILE, SgmOptions, load_sgm
+from sgm_ppl.experiments.symmetries import SGM_FILE, load_sgm
 
 if TYPE_CHECKING:
     import jax
@@ -81,17 +81,6 @@ class Amortisation(TrainInvVae):
     """Simulation-based calibration and predictive checks."""
 
 
-def _small_sgm() -> SgmOptions:
-    """Laptop's, in fewer steps: rough prototypes are good enough to check a guide."""
-    sgm = SGM_PRESETS["laptop"]
-    one, two = sgm.stage_one, sgm.stage_two
-    return dataclasses.replace(
-        sgm,
-        stage_one=dataclasses.replace(one, schedule=dataclasses.replace(one.schedule, steps=1_000)),
-        stage_two=dataclasses.replace(two, schedule=dataclasses.replace(two.schedule, steps=300)),
-    )
-
-
 def _training(preset: Preset, **changed: Any) -> dict[str, Any]:
     config = dataclasses.replace(training.PRESETS[preset], **changed)
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
@@ -105,9 +94,7 @@ PRESETS: dict[Preset, Amortisation] = {
     ),
     "laptop": Amortisation(
         # Scales of pixels that are not too small: the posterior is then one that NUTS walks through in minutes.
-        **_training(
-            "laptop", sgm=_small_sgm(), steps=600, refit_steps=400, latent=6, filters=(8, 16), scale_floor=0.05
-        ),
+        **_training("laptop", sgm=BRIEF, steps=600, refit_steps=400, latent=6, filters=(8, 16), scale_floor=0.05),
         nuts=NutsOptions(images=6, warmup=300, samples=300, particles=1_000),
         checks=CheckOptions(simulated=400, images=200, replicates=40),
     ),

@@ -20,7 +20,7 @@ from sgm_ppl.experiments.claims import claimed
 from sgm_ppl.experiments.config import EVALUATIONS, Config, Evaluation, Preset
 from sgm_ppl.experiments.inv_vae import PRESETS as INV_VAE_PRESETS
 from sgm_ppl.experiments.inv_vae import TrainInvVae
-from sgm_ppl.experiments.recipes import SGM_PRESETS
+from sgm_ppl.experiments.recipes import BRIEF, SGM_PRESETS
 from sgm_ppl.experiments.runs import Run
 from sgm_ppl.experiments.symmetries import PAPER_SGM, SGM_FILE, SgmOptions, train_sgm
 from sgm_ppl.experiments.vae import PRESETS as VAE_PRESETS
@@ -73,20 +73,20 @@ class DataEfficiency(Config):
 
 def _preset(preset: Preset, **grid: Any) -> DataEfficiency:
     trained = VAE_PRESETS[preset]
-    return DataEfficiency(
-        data=trained.data,
-        train=trained.train,
-        vae=VaeOptions(**{field.name: getattr(trained, field.name) for field in dataclasses.fields(VaeOptions)}),
-        sgm=SGM_PRESETS[preset],
-        refit_steps=INV_VAE_PRESETS[preset].refit_steps,
-        evaluation=EVALUATIONS[preset],
-        **grid,
-    )
+    options: dict[str, Any] = {
+        "data": trained.data,
+        "train": trained.train,
+        "vae": VaeOptions(**{field.name: getattr(trained, field.name) for field in dataclasses.fields(VaeOptions)}),
+        "sgm": SGM_PRESETS[preset],
+        "refit_steps": INV_VAE_PRESETS[preset].refit_steps,
+        "evaluation": EVALUATIONS[preset],
+    }
+    return DataEfficiency(**options | grid)
 
 
 PRESETS: dict[Preset, DataEfficiency] = {
     "smoke": _preset("smoke", shares=(1.0,), rotations=(90.0,), repeats=1),
-    "laptop": _preset("laptop"),
+    "laptop": _preset("laptop", sgm=BRIEF, evaluation=Evaluation(particles=300, images=100)),
     "paper": _preset("paper", shares=(1.0, 0.5, 0.25), rotations=(0.0, 15.0, 90.0, 180.0), repeats=3),
 }
 

@@ -10,7 +10,7 @@ from sgm_ppl.experiments.symmetries import PAPER_SGM, EncoderOptions, FamilyOpti
 from sgm_ppl.inference.optim import Schedule
 from sgm_ppl.inference.two_stage import StageOne, StageTwo
 
-__all__ = ["RECIPES", "SGM_PRESETS", "Kind"]
+__all__ = ["BRIEF", "RECIPES", "SGM_PRESETS", "Kind"]
 
 Kind = Literal["digits", "affine", "colour", "sprites"]
 
@@ -112,3 +112,6 @@ RECIPES: dict[Kind, dict[Preset, SgmOptions]] = {
     "sprites": _recipes("sprites", MANY, FAR, multiplier=0.75, blur=2.0),
 }
 SGM_PRESETS = RECIPES["digits"]
+BRIEF = _warm(
+    FEW._replace(steps=(1_000, 300)), FamilyOptions()
+)  # where many SGMs are trained, or one that need not be good

@@ -14,6 +14,7 @@ from sgm_ppl.benchmarks.quiet import Busy, Watch
 from sgm_ppl.benchmarks.results import Measured, Results, Spread, compare
 from sgm_ppl.benchmarks.worker import Compiled, Ran
 from sgm_ppl.experiments.cli import main
+from sgm_ppl.transforms import Affine
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,9 @@ def test_the_papers_settings_are_those_of_the_paper():
     assert (settings.sgm.prior.layers, settings.sgm.prior.bins) == (6, 6)
     assert (settings.vae.filters, settings.vae.latent, settings.particles) == ((64, 128, 256), 20, 300)
     assert settings.size == 28
-    assert settings.sgm.family.build().interpolation == "cubic"
+    family = settings.sgm.family.build()
+    assert isinstance(family, Affine)
+    assert family.interpolation == "cubic"
 
 
 # --- Quiet ------------------------------------------------------------------------------------------------------------

@@ -444,12 +444,12 @@ def test_prototypes_are_checked_likewise():
 
 
 def test_the_flow_sees_prototypes_blurred_and_in_training_with_noise():
-    sizes = {"layers": 1, "bins": 2, "feature_hidden": (4,), "base_hidden": (4,), "conditioner_hidden": (4,)}
-    no_dropout = {"feature_dropout": 0.0, "conditioner_dropout": 0.0}
+    sizes: dict[str, Any] = {"layers": 1, "bins": 2, "feature_hidden": (4,), "base_hidden": (4,)}
+    others: dict[str, Any] = {"conditioner_hidden": (4,), "feature_dropout": 0.0, "conditioner_dropout": 0.0}
     sharp = jnp.zeros((1, 12, 12, 1)).at[:, 3:8, 4:9].set(1.0)
 
     def middle(x_hat, train=False, **options):
-        prior = flow_prior(Affine(("rotation",)), **sizes, **no_dropout, **options)
+        prior = flow_prior(Affine(("rotation",)), **sizes, **others, **options)
 
         def program():
             with handlers.seed(rng_seed=0), handlers.trace() as trace, numpyro.plate("images", 1):
