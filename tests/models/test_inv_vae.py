@@ -1,6 +1,7 @@
 """InvVAE: both bounds against grid integration, the cases in which they are the VAE's, and the case in which one is none."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +17,17 @@ from scipy import stats
 from scipy.special import logsumexp
 from tiny_vae import TinyNets, initial_params
 
-from sgm_ppl.inference import adamw, iwlb
+from sgm_ppl.inference import adamw, iwlb, log_weights
+from sgm_ppl.inference.per_image import trace_abstractly
 from sgm_ppl.inference.refit import refit
+from sgm_ppl.models.encoders import prototype_guide
 from sgm_ppl.models.inv_vae import inv_vae, inv_vae_guide
+from sgm_ppl.models.latents import bind, trained_prior
+from sgm_ppl.models.poses import warm_encoder
+from sgm_ppl.models.ready_priors import Network, hierarchical
 from sgm_ppl.models.sgm import SGM
 from sgm_ppl.models.vae import vae, vae_guide, with_pixel_scale
-from sgm_ppl.transforms import Affine
+from sgm_ppl.transforms import Affine, Colour, Family, Product
 
 NETS = TinyNets()
 ROTATION = Affine(("rotation",), interpolation="linear")  # compiles faster
@@ -46,6 +52,25 @@ def wide_guide(x, scale=1.0):
 TURNED = SGM(ROTATION, rotations, wide_guide, (4, 4, 1))
 
 
+class Case(NamedTuple):
+    """A family with one parameter, and images for it."""
+
+    transform: Family
+    nets: TinyNets
+    x: np.ndarray
+
+    @property
+    def sgm(self) -> SGM:
+        return SGM(self.transform, rotations, wide_guide, self.nets.image_shape)
+
+
+COLOURED = np.random.default_rng(4).uniform(0.1, 0.9, size=(2, 2, 4, 3)).astype(np.float32)
+CASES = {
+    "rotation": Case(ROTATION, NETS, X),
+    "hue": Case(Colour(("hue",)), TinyNets((2, 4, 3)), COLOURED),
+}
+
+
 def known(x_hat):
     """η is what the parameter "known" says."""
     eta = numpyro.param("known", jnp.zeros(1))
@@ -61,16 +86,19 @@ STILL = SGM(ROTATION, known, known_guide, (4, 4, 1))
 SCALED = SGM(Affine(("scale_x", "scale_y"), interpolation="linear"), known, known_guide, (8, 8, 1))
 
 
+def params_of(nets):
+    return with_pixel_scale(initial_params(nets), nets, SIGMA) | {"known": jnp.zeros(1)}
+
+
 @pytest.fixture(scope="module")
 def params():
-    return with_pixel_scale(initial_params(NETS), NETS, SIGMA) | {"known": jnp.zeros(1)}
+    return params_of(NETS)
 
 
 # --- Brute force ------------------------------------------------------------------------------------------------------
 
 Z = np.linspace(-6.0, 6.0, 121)
 ETA = np.linspace(-5.0, 5.0, 401)
-rotate = jax.jit(lambda eta, x: ROTATION(eta)(x))
 
 
 def integrate(log_density):
@@ -82,40 +110,55 @@ def log_normal(value, mean, scale):
     return stats.norm(mean, scale).logpdf(value).sum((-3, -2, -1))
 
 
-def observation_by_grid(params):
+def observation_by_grid(params, case):
     """log ∫∫ p(z) p(η | μ(z)) N(x | T_η(μ(z)), σ) dz dη."""
-    mean = NETS.decode(params, jnp.asarray(Z[:, None], jnp.float32))
-    moved = np.asarray(rotate(ETA[:, None].astype(np.float32), mean[:, None]))  # [z, eta, ...]
+    mean = case.nets.decode(params, jnp.asarray(Z[:, None], jnp.float32))
+    move = jax.jit(lambda eta, x: case.transform(eta)(x))
+    moved = np.asarray(move(ETA[:, None].astype(np.float32), mean[:, None]))  # [z, eta, ...]
     prior = stats.norm(np.asarray(prior_mean(mean))[:, None], 0.6).logpdf(ETA) + stats.norm.logpdf(Z)[:, None]
-    return np.array([integrate(prior + log_normal(x, moved, SIGMA)) for x in X])
+    return np.array([integrate(prior + log_normal(x, moved, SIGMA)) for x in case.x])
 
 
-def prototype_by_grid(params):
+def prototype_by_grid(params, case):
     """log ∫∫ p(z) N(T_η⁻¹(x) | μ(z), σ) p(η | T_η⁻¹(x)) dz dη."""
-    mean = np.asarray(NETS.decode(params, jnp.asarray(Z[:, None], jnp.float32)))
+    mean = np.asarray(case.nets.decode(params, jnp.asarray(Z[:, None], jnp.float32)))
+    move = jax.jit(lambda eta, x: case.transform(eta)(x))
     bounds = []
-    for x in X:
-        x_hat = rotate(-ETA[:, None].astype(np.float32), x)
+    for x in case.x:
+        x_hat = move(-ETA[:, None].astype(np.float32), x)
         prior = stats.norm(np.asarray(prior_mean(x_hat)), 0.6).logpdf(ETA) + stats.norm.logpdf(Z)[:, None]
         bounds.append(integrate(prior + log_normal(np.asarray(x_hat)[None], mean[:, None], SIGMA)))
     return np.array(bounds)
 
 
+def both_by_grid(case):
+    params = params_of(case.nets)
+    return {"observation": observation_by_grid(params, case), "prototype": prototype_by_grid(params, case)}
+
+
 @pytest.fixture(scope="module")
-def by_grid(params):
-    return {"observation": observation_by_grid(params), "prototype": prototype_by_grid(params)}
+def grids():
+    return {name: both_by_grid(case) for name, case in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def by_grid(grids):
+    return grids["rotation"]
 
 
 @pytest.mark.parametrize("space", ["observation", "prototype"])
-def test_bound_agrees_with_grid_integration(params, by_grid, space):
-    options = {"num_particles": 6000, "particle_chunk": 3000, "nets": NETS, "sgm": TURNED, "space": space}
-    estimate = iwlb(random.key(1), inv_vae, inv_vae_guide, params, X, **options)
+@pytest.mark.parametrize("name", CASES)
+def test_bound_agrees_with_grid_integration(grids, name, space):
+    case = CASES[name]
+    options = {"num_particles": 9000, "particle_chunk": 3000, "nets": case.nets, "sgm": case.sgm, "space": space}
+    estimate = iwlb(random.key(1), inv_vae, inv_vae_guide, params_of(case.nets), case.x, **options)
     assert estimate.mc_standard_error.max() < 0.05
-    assert (np.abs(estimate.per_image - by_grid[space]) < 4 * estimate.mc_standard_error).all()
+    assert (np.abs(estimate.per_image - grids[name][space]) < 4 * estimate.mc_standard_error).all()
 
 
-def test_the_two_spaces_differ(by_grid):
-    assert np.abs(by_grid["observation"] - by_grid["prototype"]).min() > 0.2
+@pytest.mark.parametrize("name", CASES)
+def test_the_two_spaces_differ(grids, name):
+    assert np.abs(grids[name]["observation"] - grids[name]["prototype"]).min() > 0.2
 
 
 def test_widening_changes_the_proposal_and_not_what_it_estimates(params, by_grid):
@@ -126,6 +169,59 @@ def test_widening_changes_the_proposal_and_not_what_it_estimates(params, by_grid
     guide = handlers.substitute(partial(inv_vae_guide, nets=NETS, sgm=TURNED, widened=True), data=wider)
     trace = jax.jit(lambda: handlers.trace(handlers.seed(guide, 0)).get_trace(X)["eta"]["fn"].base_dist.scale)
     np.testing.assert_allclose(trace(), 1.2, rtol=1e-6)
+
+
+# --- Any family, any prior --------------------------------------------------------------------------------------------
+
+
+def blobs():
+    """Two coloured images of 8×8 pixels, with a pose."""
+    y, x = np.mgrid[:8, :8] - 3.5
+    shape = np.exp(-((x - 0.5) ** 2) / 6 - (y + 0.3 * x) ** 2 / 2)
+    return (shape[..., None] * np.array([[0.9, 0.5, 0.2], [0.3, 0.4, 0.8]])[:, None, None]).astype(np.float32)
+
+
+FAMILIES = [
+    pytest.param(Colour(), marks=pytest.mark.slow, id="colour"),
+    Product(Affine(("shift_x", "rotation"), interpolation="linear"), Colour(("hue",))),
+]
+
+
+def warm_sgm(transform, image_shape):
+    """An untrained SGM whose prior has classes and shared spreads, and whose guide has four poses where there are any."""
+    prior = partial(hierarchical, transform=transform, classes=2, network=Network((4,)))
+    guide = partial(prototype_guide, encoder=warm_encoder(transform, (4,), hypotheses=4))
+    blank = jnp.full((1, *image_shape), 0.5)
+
+    @jax.jit
+    def initial():
+        with handlers.seed(rng_seed=random.key(0, impl="rbg")), handlers.trace() as trace:
+            guide(blank)
+            with handlers.block(hide_fn=lambda site: site["type"] != "param"), numpyro.plate("images", 1):
+                prior(blank)
+        return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+
+    params = initial()
+    encoder = {"encoder$params": params.pop("encoder$params")}
+    return SGM(transform, trained_prior(prior, params, image_shape, draws=3), bind(guide, encoder), image_shape)
+
+
+@pytest.mark.parametrize("transform", FAMILIES, ids=str)
+def test_any_family_and_a_prior_with_latents_of_its_own(transform):
+    """The guide, widened, covers all latents, the prior's own are averaged over, and both bounds are finite."""
+    x, nets = blobs(), TinyNets((8, 8, 3))
+    params = params_of(nets) | {"eta_widening": jnp.full(transform.dim, 3.0)}
+    options = {"nets": nets, "sgm": warm_sgm(transform, nets.image_shape), "widened": True}
+    for space in ("observation", "prototype"):
+        programs = [partial(program, space=space, **options) for program in (inv_vae, inv_vae_guide)]
+        model, guide = (trace_abstractly(program, params, (x,), {}) for program in programs)
+        for trace in (model, guide):
+            assert {n for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]} == {"z", "eta"}
+        q = guide["eta"]["fn"]
+        assert q.mixture_size == 4 if "rotation" in transform.names else isinstance(q.base_dist, dist.Normal)
+        weights = log_weights(random.key(0, impl="rbg"), *programs, params, x, num_particles=4)
+        assert np.isfinite(weights).all()
+        assert len(np.unique(weights)) == 4 * 2
 
 
 # --- Degenerate cases -------------------------------------------------------------------------------------------------
