@@ -219,7 +219,7 @@ def test_any_family_and_a_prior_with_latents_of_its_own(transform):
             assert {n for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]} == {"z", "eta"}
         q = guide["eta"]["fn"]
         assert q.mixture_size == 4 if "rotation" in transform.names else isinstance(q.base_dist, dist.Normal)
-        weights = log_weights(random.key(0, impl="rbg"), *programs, params, x, num_particles=4)
+        weights = log_weights(random.key(0, impl="rbg"), programs[0], programs[1], params, x, num_particles=4)
         assert np.isfinite(weights).all()
         assert len(np.unique(weights)) == 4 * 2
 
