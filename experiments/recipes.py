@@ -79,6 +79,7 @@ def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0, blur: floa
             features=size.features,
             feature_dropout=features,
             conditioner_dropout=conditioners,
+            reach=2.0 if blur else 1.0,
             blur=blur,
             noise=0.1 if blur else 0.0,
         ),

@@ -96,6 +96,8 @@ class PriorOptions:
     """Of each spline."""
     interval: float = 3.0
     """The splines reach from minus this to plus this; η is scaled to match."""
+    reach: float = 1.0
+    """What they cover of an unbounded η, in units of η_max; more than 1 where prototypes are far from the data."""
     features: tuple[int, ...] = (1024, 512, 512)
     """Hidden layers of the features of a prototype, which all layers share; those of other ready priors' networks."""
     base: tuple[int, ...] = (256, 256)
@@ -133,6 +135,7 @@ class PriorOptions:
             feature_dropout=self.feature_dropout,
             conditioner_dropout=self.conditioner_dropout,
             bounded=bounded,
+            reach=self.reach,
             blur=self.blur,
             noise=self.noise,
         )

@@ -12,6 +12,7 @@ from numpyro.contrib.module import flax_module
 
 from sgm_ppl.flows import ConditionalFlow
 from sgm_ppl.images import gaussian_blur
+from sgm_ppl.models.ready_priors import PERIODS
 from sgm_ppl.nets import flatten_images
 from sgm_ppl.transforms import Family
 
@@ -30,19 +31,23 @@ def flow_prior(
     feature_dropout: float = 0.2,
     conditioner_dropout: float = 0.1,
     bounded: bool = False,
+    reach: float = 1.0,
     blur: float = 0.0,
     noise: float = 0.0,
 ) -> Callable[..., Array]:
     """The paper's prior, a neural spline flow given the prototype; the defaults are those for MNIST.  SGM C and C.1.
 
-    η is measured in units of η_max / 3, so that the bins on [-3, 3] cover the family's bounds; `bounded` keeps it inside
-    of them by tanh and scale, as in C.2 and C.3.
+    η is measured in units of η_max / 3, so that the bins on [-3, 3] cover the family's bounds, or `reach` times as much, for
+    prototypes that are far from the data, though no more than a whole turn; `bounded` keeps it inside of the bounds by tanh
+    and scale, as in C.2 and C.3.
 
     How sharp a prototype is tells how large its image was, and how often it was interpolated, which in training is once more
     than later. `blur`, a standard deviation in pixels, and in training `noise` of this standard deviation make the flow blind
     to that; the paper has neither.
     """
-    unit = None if bounded else tuple(bound / interval for bound in transform.eta_max)
+    most = [PERIODS.get(name, math.inf) / 2 for name in transform.names]
+    covered = [min(reach * bound, max(bound, half)) for bound, half in zip(transform.eta_max, most, strict=True)]
+    unit = None if bounded else tuple(bound / interval for bound in covered)
     network = ConditionalFlow(
         transform.dim,
         layers=layers,

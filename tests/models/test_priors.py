@@ -465,3 +465,13 @@ def test_the_flow_sees_prototypes_blurred_and_in_training_with_noise():
     assert middle(sharp, blur=1.5) != pytest.approx(middle(sharp), abs=1e-3)
     assert middle(sharp, noise=0.5) == pytest.approx(middle(sharp), abs=1e-6)
     assert middle(sharp, train=True, noise=0.5) != pytest.approx(middle(sharp, train=True), abs=1e-3)
+
+
+def test_reach_widens_what_the_bins_cover():
+    def unit(**options):
+        with handlers.seed(rng_seed=0), handlers.trace() as trace, numpyro.plate("images", 1):
+            flow_prior(BOTH, layers=1, feature_hidden=(2,), base_hidden=(2,), **options)(jnp.zeros((1, 4, 4, 1)))
+        return np.asarray(trace["eta"]["fn"].unit)
+
+    assert unit() == pytest.approx([0.5 / 3, np.pi / 3])
+    assert unit(reach=2.0) == pytest.approx([1 / 3, np.pi / 3])  # an angle has nothing beyond half a turn
