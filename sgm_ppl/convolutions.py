@@ -8,7 +8,7 @@ gradients of lax.conv_transpose with a stride, and of lax.conv to one channel, r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import flax.linen as nn
@@ -30,16 +30,16 @@ def convolve(x: Array, kernel: Array, stride: int) -> Array:
     pads = lax.padtype_to_pads(size, (3, 3), (stride, stride), "SAME")
     rows, columns = (-(-length // stride) for length in size)
 
-    def shifted(padded: Array, tap: tuple[int, int], first: int, last: int) -> Array:
-        start = (0, *tap, first)
-        stop = (count, tap[0] + stride * (rows - 1) + 1, tap[1] + stride * (columns - 1) + 1, last)
-        return lax.slice(padded, start, stop, (1, stride, stride, 1))
+    def shifted(padded: Array, tap: tuple[int, int]) -> Array:
+        stop = (count, tap[0] + stride * (rows - 1) + 1, tap[1] + stride * (columns - 1) + 1, padded.shape[-1])
+        return lax.slice(padded, (0, *tap, 0), stop, (1, stride, stride, 1))
 
     if features < channels and stride == 1:
-        products = jnp.pad(_all_taps(x, kernel), ((0, 0), *pads, (0, 0)))
-        return reduce(jnp.add, (shifted(products, tap, k * features, (k + 1) * features) for k, tap in enumerate(TAPS)))
+        around = ((0, 0), *pads, (0, 0))
+        products = zip(_all_taps(x, kernel), TAPS, strict=True)
+        return reduce(jnp.add, (shifted(jnp.pad(product, around), tap) for product, tap in products))
     padded = jnp.pad(x, ((0, 0), *pads, (0, 0)))
-    patches = jnp.concatenate([shifted(padded, tap, 0, channels) for tap in TAPS], axis=-1)
+    patches = jnp.concatenate([shifted(padded, tap) for tap in TAPS], axis=-1)
     return patches @ kernel.reshape(9 * channels, features)
 
 
@@ -49,22 +49,39 @@ def convolve_transposed(x: Array, kernel: Array, stride: int) -> Array:
         return convolve(x, kernel, 1)
     if stride != 2:
         raise ValueError(f"A transposed 3×3 convolution has stride 1 or 2; got {stride}.")
-    features = kernel.shape[-1]
-    products = _all_taps(x, kernel)
     nothing = jnp.zeros((), x.dtype)
 
-    def spread(k: int, tap: tuple[int, int]) -> Array:
+    def spread(product: Array, tap: tuple[int, int]) -> Array:
         """The product of tap (r, c) lands at rows 2 i + 2 − r and columns 2 j + 2 − c."""
-        product = products[..., k * features : (k + 1) * features]
         return lax.pad(product, nothing, ((0, 0, 0), *((2 - offset, offset - 1, 1) for offset in tap), (0, 0, 0)))
 
-    return reduce(jnp.add, (spread(k, tap) for k, tap in enumerate(TAPS)))
+    products = zip(_all_taps(x, kernel), TAPS, strict=True)
+    return reduce(jnp.add, (spread(product, tap) for product, tap in products))
 
 
-def _all_taps(x: Array, kernel: Array) -> Array:
-    """[..., c] times [3, 3, c, f] → [..., 9 f], tap after tap."""
+def _all_taps(x: Array, kernel: Array) -> Sequence[Array]:
+    """[..., c] times [3, 3, c, f] → nine times [..., f], tap after tap. The gradient of a split is one concatenation."""
     channels, features = kernel.shape[2:]
-    return x @ kernel.transpose(2, 0, 1, 3).reshape(channels, 9 * features)
+    products = _product(x.reshape(-1, channels), kernel.transpose(2, 0, 1, 3).reshape(channels, 9 * features))
+    return lax.split(products.reshape(*x.shape[:-1], 9 * features), (features,) * 9, axis=x.ndim - 1)
+
+
+@jax.custom_vjp
+def _product(few: Array, weights: Array) -> Array:
+    """A product with many more columns than `few` has: its gradient turns `few` on its side, and not them."""
+    return few @ weights
+
+
+def _product_forward(few: Array, weights: Array) -> tuple[Array, tuple[Array, Array]]:
+    return few @ weights, (few, weights)
+
+
+def _product_backward(known: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
+    few, weights = known
+    return slope @ weights.T, few.T @ slope
+
+
+_product.defvjp(_product_forward, _product_backward)
 
 
 class Conv3x3(nn.Module):
