@@ -96,9 +96,9 @@ class TrainEquiVae(EquiVaeOptions, Config):
 
 
 LAPTOP: dict[str, Any] = {
-    "steps": 8_000,
+    "steps": 16_000,
     "batch_size": 64,
-    "doublings": 1,
+    "doublings": 0,
     "per_class": 8,
     "learning_rate": 1.5e-3,
     "warmup": 0.03,
