@@ -521,3 +521,40 @@ def test_every_process_compiles_the_same_program():
     ]
     assert found[0]
     assert set(found) == {found[0]}
+
+
+def test_a_scan_over_layers_is_one_layer_after_the_other(x64):
+    """Density and gradient, with and against the order of the layers."""
+    module, variables, context = make(3, "unit", layers=3)
+
+    def in_a_row(variables, u, inverse):
+        flow = module.apply(variables, context)
+        total = jnp.zeros(u.shape[:-1])
+        for layer in reversed(range(3)) if inverse else range(3):
+            weights = jax.tree.map(lambda leaf: leaf[layer], flow.weights)  # noqa: B023
+            moved_here = np.arange(3) % 2 == layer % 2
+            left_alone = jnp.where(moved_here, 0, u)
+            raw = flow.conditioner.apply({"params": weights}, flow.contexts[layer], left_alone, method="splines")
+            spline = RationalQuadraticSpline.from_unconstrained(raw, flow.interval)
+            moved, log_slopes = spline.inverse_and_log_slope(u) if inverse else spline.forward_and_log_slope(u)
+            total = total + jnp.where(moved_here, log_slopes, 0).sum(-1)
+            u = jnp.where(moved_here, moved, u)
+        return u, total
+
+    def scanned(variables, u, inverse):
+        return module.apply(variables, context)._through_layers(u, inverse=inverse)
+
+    u = np.random.default_rng(1).normal(size=(2, 3))
+    for inverse in (False, True):
+        outputs, gradients = [], []
+        for function in (scanned, in_a_row):
+
+            def loss(variables, u, function=function, inverse=inverse):
+                moved, log_det = function(variables, u, inverse)
+                return jnp.sum(jnp.sin(moved)) + log_det.sum(), (moved, log_det)
+
+            found = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(variables, u)
+            gradients.append(found[0])
+            outputs.append(found[1])
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), *outputs)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-7, atol=1e-10), *gradients)

@@ -10,9 +10,12 @@ import pytest
 from jax.scipy.special import logsumexp
 from numpyro import handlers
 
+from sgm_ppl.data import load
 from sgm_ppl.models.encoders import Guess, prototype_guide
-from sgm_ppl.models.poses import warm_encoder
+from sgm_ppl.models.poses import _turned_views, warm_encoder
+from sgm_ppl.poses import whitening_frames
 from sgm_ppl.transforms import Affine, Colour, Product
+from sgm_ppl.transforms.affine import AffineElement
 
 SIZE = 28
 AFFINE, COLOUR = Affine(), Colour()
@@ -150,3 +153,15 @@ def test_a_family_without_a_start_is_refused():
 
     with pytest.raises(ValueError, match="warm start for affine and colour families and their products; got Unknown"):
         warm_encoder(Unknown(), (8,))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_turned_views_are_what_every_frame_by_itself_shows(count):
+    """One picture is interpolated, and turned by quarters; plainly, each frame moves the image."""
+    x = jnp.asarray(load("digits").train.images[:3])
+    frames = whitening_frames(x, count, 0.29)
+    views = _turned_views(x, frames).reshape(3, count, 28, 28, 1)
+    for h in range(count):
+        alone = AffineElement(frames.linear[:, h], frames.shift[:, h]).inverse()(x)
+        np.testing.assert_allclose(views[:, h], alone, atol=2e-3)
+    assert not np.allclose(views[:, 0], views[:, 1], atol=0.1)
