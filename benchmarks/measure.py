@@ -62,8 +62,11 @@ def measure(preset: Preset, names: Sequence[str], *, repeats: int, quiet: Quiet)
         cold, workers = {}, {}
         for name in names:
             print(f"{name}: compiling", flush=True)
+            compiling = Watch(worker.process for worker in workers.values())
             with Worker(name, preset, cache / name) as worker:
                 cold[name] = worker.compiled
+                compiling.include(worker.process)
+                quiet.judge(compiling, f"While {name} was compiled")
             workers[name] = stack.enter_context(Worker(name, preset, cache / name))
         watch = Watch(worker.process for worker in workers.values())
         turns: dict[str, list[Ran]] = {name: [] for name in names}
