@@ -59,7 +59,8 @@ def measure(preset: Preset, names: Sequence[str], *, repeats: int, quiet: Quiet)
     quiet.listen()
     with ExitStack() as stack:
         cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        cold, workers = {}, {}
+        cold: dict[str, Compiled] = {}
+        workers: dict[str, Worker] = {}
         for name in names:
             print(f"{name}: compiling", flush=True)
             compiling = Watch(worker.process for worker in workers.values())
