@@ -88,6 +88,9 @@ def test_every_option_of_the_prior_reaches_it(monkeypatch):
         "interval": 1.5,
         "feature_dropout": 0.3,
         "conditioner_dropout": 0.4,
+        "reach": 2.0,
+        "blur": 1.5,
+        "noise": 0.1,
     }
     hidden: dict[str, Any] = {"features": (1,), "base": (2,), "conditioner": (3,)}
     PriorOptions(**given, **hidden).build(Affine(), bounded=True)
