@@ -104,6 +104,12 @@ def conv_decoder(shape: Shape, filters: Sequence[int], hidden: Sequence[int], la
     return count + convolution(whole, before, shape.channels)
 
 
+def conv_networks(options: VaeOptions, shape: Shape) -> Count:
+    """Both of a VAE."""
+    nets = (options.filters, (256,), options.latent)
+    return conv_encoder(shape, *nets) + conv_decoder(shape, *nets)
+
+
 def flow(
     context: int,
     dim: int,
@@ -169,8 +175,7 @@ def stage_two_step(options: SgmOptions, shape: Shape, batch: int) -> int:
 
 def vae_step(options: VaeOptions, shape: Shape, batch: int) -> int:
     """Encoder and decoder."""
-    nets = (options.filters, (256,), options.latent)
-    return (conv_encoder(shape, *nets) + conv_decoder(shape, *nets)).trained * batch
+    return conv_networks(options, shape).trained * batch
 
 
 def joint_step(options: JointOptions, shape: Shape, batch: int) -> int:
@@ -195,8 +200,7 @@ def bound(sgm: SgmOptions, vae: VaeOptions, shape: Shape, particles: int) -> int
 
 def passes(vae: VaeOptions, shape: Shape, particles: int) -> int:
     """Of one image: q(z | x̂) and the decoder, for every particle."""
-    nets = (vae.filters, (256,), vae.latent)
-    return (conv_encoder(shape, *nets) + conv_decoder(shape, *nets)).forward * particles
+    return conv_networks(vae, shape).forward * particles
 
 
 def warp(shape: Shape, batch: int) -> int:

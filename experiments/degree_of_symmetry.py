@@ -39,8 +39,8 @@ class DegreeOfSymmetry(Config):
 
 
 def _turning(sgm: SgmOptions) -> SgmOptions:
-    """Rotation alone. With shift and scale besides, more prototypes lie on their side or stand on their head, and whole turns
-    hide what was added."""
+    """Rotation alone. With shift and scale besides, more prototypes lie on their side or stand on their head, and these
+    quarter and half turns hide what was added."""
     return dataclasses.replace(sgm, family=FamilyOptions(affine=("rotation",)))
 
 

@@ -20,7 +20,7 @@ from sgm_ppl.experiments.own_programs import check_names, program_and_guide
 from sgm_ppl.experiments.recipes import SGM_PRESETS
 from sgm_ppl.experiments.runs import Run
 from sgm_ppl.experiments.symmetries import FamilyOptions, PriorOptions
-from sgm_ppl.experiments.vae import PARAMS, scores
+from sgm_ppl.experiments.vae import PARAMS, measure
 
 if TYPE_CHECKING:
     import jax
@@ -250,17 +250,10 @@ def evaluate(config: TrainJoint, trained: Run, evaluation: Evaluation, run: Run)
     import jax
     import jax.numpy as jnp
 
-    from sgm_ppl.inference import iwlb, load_params, reconstruction_error, to_inference_data
+    from sgm_ppl.inference import load_params
 
     weights_key, error_key = jax.random.split(jax.random.key(evaluation.seed))
     x = evaluation.select(config.load_data()).images
     params = jax.tree.map(jnp.asarray, load_params(trained.folder / PARAMS))
     model, guide = evaluated(programs_of(config, x.shape[1:], trained.folder), params, x.shape[1:])
-    bound = iwlb(weights_key, model, guide, params, x, num_particles=evaluation.particles, progress=True)
-    error = reconstruction_error(error_key, model, guide, params, x)
-    to_inference_data(bound, path=run.folder / "inference_data.nc")
-    return {
-        "images": len(x),
-        "particles": evaluation.particles,
-        **scores(bound, error, num_dims=x[0].size, dequantised=False),
-    }
+    return measure((weights_key, error_key), model, guide, params, x, evaluation, run, dequantised=False)

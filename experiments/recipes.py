@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sgm_ppl.experiments.config import Preset
 from sgm_ppl.experiments.symmetries import PAPER_SGM, EncoderOptions, FamilyOptions, PriorOptions, SgmOptions
@@ -61,7 +61,7 @@ FEW = Size((3_000, 600), (64, 128), (1, 2), 5, (512, 256, 128), (256, 128), 4, (
 MANY = FEW._replace(steps=(4_000, 8_000), batch_sizes=(128, 128), dropout=(0.1, 0.5, 0.2))
 
 
-def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0, blur: float = 0.0) -> SgmOptions:
+def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0, **prior: Any) -> SgmOptions:
     """From a warm start: smaller networks, fewer steps, and terms that the paper does not have.
 
     Prototypes are compared with each other, Eq. (23), which with several hypotheses is the cheaper form. For colours, where a
@@ -79,9 +79,7 @@ def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0, blur: floa
             features=size.features,
             feature_dropout=features,
             conditioner_dropout=conditioners,
-            reach=2.0 if blur else 1.0,
-            blur=blur,
-            noise=0.1 if blur else 0.0,
+            **prior,
         ),
         stage_one=StageOne(
             one,
@@ -97,11 +95,11 @@ def _warm(size: Size, family: FamilyOptions, multiplier: float = 1.0, blur: floa
 
 
 def _recipes(
-    kind: Kind, laptop: Size, family: FamilyOptions, multiplier: float = 1.0, blur: float = 0.0
+    kind: Kind, laptop: Size, family: FamilyOptions, multiplier: float = 1.0, **prior: Any
 ) -> dict[Preset, SgmOptions]:
     return {
-        "smoke": _warm(SMOKE, family, multiplier, blur),
-        "laptop": _warm(laptop, family, multiplier, blur),
+        "smoke": _warm(SMOKE, family, multiplier, **prior),
+        "laptop": _warm(laptop, family, multiplier, **prior),
         "paper": PAPER[kind],
     }
 
@@ -110,7 +108,7 @@ RECIPES: dict[Kind, dict[Preset, SgmOptions]] = {
     "digits": _recipes("digits", FEW, FamilyOptions()),
     "affine": _recipes("affine", MANY, FamilyOptions()),
     "colour": _recipes("colour", FEW, COLOUR),
-    "sprites": _recipes("sprites", MANY, FAR, multiplier=0.75, blur=2.0),
+    "sprites": _recipes("sprites", MANY, FAR, multiplier=0.75, reach=2.0, blur=2.0, noise=0.1),
 }
 SGM_PRESETS = RECIPES["digits"]
 BRIEF = _warm(

@@ -31,6 +31,7 @@ __all__ = [
     "draw",
     "evaluate",
     "fit_vae",
+    "measure",
     "run",
     "scores",
 ]
@@ -188,20 +189,37 @@ def evaluate(config: VaeConfig, trained: Run, evaluation: Evaluation, run: Run) 
     """The importance-weighted bound and the reconstruction error.  SGM section 4.2, figure 9."""
     import jax
 
-    from sgm_ppl.inference import iwlb, load_params, reconstruction_error, to_inference_data
+    from sgm_ppl.inference import load_params
     from sgm_ppl.models.vae import vae, vae_guide
 
     noise_key, weights_key, error_key = jax.random.split(jax.random.key(evaluation.seed), 3)
     x = config.to_measure(noise_key, evaluation.select(config.load_data()).images)
     model, guide = (partial(program, nets=config.nets(x.shape[1:])) for program in (vae, vae_guide))
     params = load_params(trained.folder / PARAMS)
-    bound = iwlb(weights_key, model, guide, params, x, num_particles=evaluation.particles, progress=True)
-    error = reconstruction_error(error_key, model, guide, params, x)
+    return measure((weights_key, error_key), model, guide, params, x, evaluation, run, dequantised=config.dequantise)
+
+
+def measure(
+    keys: tuple[jax.Array, jax.Array],
+    model: Callable,
+    guide: Callable,
+    params: Any,
+    x: np.ndarray,
+    evaluation: Evaluation,
+    run: Run,
+    *,
+    dequantised: bool,
+) -> dict[str, Any]:
+    """Bound and reconstruction error of the images `x`, one key for each; the bound is left in the run's folder."""
+    from sgm_ppl.inference import iwlb, reconstruction_error, to_inference_data
+
+    bound = iwlb(keys[0], model, guide, params, x, num_particles=evaluation.particles, progress=True)
+    error = reconstruction_error(keys[1], model, guide, params, x)
     to_inference_data(bound, path=run.folder / "inference_data.nc")
     return {
         "images": len(x),
         "particles": evaluation.particles,
-        **scores(bound, error, num_dims=x[0].size, dequantised=config.dequantise),
+        **scores(bound, error, num_dims=x[0].size, dequantised=dequantised),
     }
 
 

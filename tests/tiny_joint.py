@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
+from numpyro import handlers
 
 from sgm_ppl.models.joint import JointNets
 from sgm_ppl.transforms import Family
@@ -79,3 +82,17 @@ def covariance() -> np.ndarray:
         [WEIGHTS + 0.3 * np.ones((2, 1)) * PATTERN.reshape(1, -1), ETA_SCALE * PATTERN.reshape(1, -1)]
     )
     return to_x.T @ to_x + NOISE**2 * np.eye(4)
+
+
+def initial_parameters(*programs: Callable, x: np.ndarray) -> dict[str, Any]:
+    """All parameters of the programs, as they are at first; a program may use the guide's values."""
+
+    @jax.jit
+    def initial(x: Array) -> dict[str, Any]:
+        with handlers.seed(rng_seed=0), handlers.trace() as trace:
+            for program in programs:
+                with handlers.block(hide_fn=lambda site: site["type"] == "sample"):
+                    program(x)
+        return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+
+    return initial(jnp.asarray(x))

@@ -13,6 +13,7 @@ import pytest
 from numpyro import handlers
 from numpyro.infer import Trace_ELBO
 from scipy import stats
+from tiny_joint import initial_parameters
 
 from sgm_ppl.experiments import Run, load_config
 from sgm_ppl.experiments.cli import main
@@ -141,15 +142,7 @@ X = np.random.default_rng(1).uniform(size=(3, *SHAPE)).astype(np.float32)
 
 
 def parameters(*programs):
-    @jax.jit
-    def initial(x):
-        with handlers.seed(rng_seed=0), handlers.trace() as trace:
-            for program in programs:
-                with handlers.block(hide_fn=lambda site: site["type"] == "sample"):
-                    program(x)
-        return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
-
-    return initial(jnp.asarray(X))
+    return initial_parameters(*programs, x=X)
 
 
 @pytest.fixture

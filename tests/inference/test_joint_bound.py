@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from scipy import stats
-from tiny_joint import PATTERN, Brightness, LinearNets, covariance
+from tiny_joint import PATTERN, Brightness, LinearNets, covariance, initial_parameters
 
 from sgm_ppl.inference import adamw, fit
 from sgm_ppl.inference.joint import JointTraining, bound_terms, cosine, elbo_of, encoder_change, fit_joint, weighted
@@ -32,17 +32,7 @@ X = np.random.default_rng(0).normal(size=(3, 2, 2, 1)).astype(np.float32)
 
 
 def parameters(*programs, x=X):
-    """All parameters of the programs, as they are at first; a program may use the guide's values."""
-
-    @jax.jit
-    def initial(x):
-        with handlers.seed(rng_seed=0), handlers.trace() as trace:
-            for program in programs:
-                with handlers.block(hide_fn=lambda site: site["type"] == "sample"):
-                    program(x)
-        return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
-
-    return initial(jnp.asarray(x))
+    return initial_parameters(*programs, x=x)
 
 
 @pytest.fixture(scope="module")
