@@ -9,12 +9,14 @@ gradients of lax.conv_transpose with a stride, and of lax.conv to one channel, r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from sgm_ppl.batching import merging_vmap
 
 __all__ = ["Conv3x3", "ConvTranspose3x3"]
 
@@ -117,15 +119,18 @@ def _layer(layer: Conv3x3 | ConvTranspose3x3, x: Array, on_cpu: Convolution, els
     images = x.reshape(-1, *x.shape[-3:])
     if jax.default_backend() != "cpu":
         y = elsewhere(images, kernel, layer.stride)
-    elif min(kernel.shape[2:]) < THIN:  # nine copies of little are little
-        y = on_cpu(images, kernel, layer.stride)
     else:
-        y = _in_chunks(lambda chunk: on_cpu(chunk, kernel, layer.stride), images)
+
+        def plain(images: Array, kernel: Array) -> Array:
+            return on_cpu(images, kernel, layer.stride)
+
+        thin = min(kernel.shape[2:]) < THIN  # nine copies of little are little
+        y = merging_vmap(plain if thin else partial(_in_chunks, plain))(images, kernel)
     return (y + bias).reshape(*batch, *y.shape[1:])
 
 
-def _in_chunks(function: Callable[[Array], Array], images: Array) -> Array:
-    """function(images), a few images at a time, so that the nine-fold intermediate result stays in the processor's cache.
+def _in_chunks(function: Callable[[Array, Array], Array], images: Array, kernel: Array) -> Array:
+    """function(images, kernel), a few images at a time: the nine-fold intermediate result stays in the processor's cache.
 
     The gradient builds it again instead of keeping it. A chunk takes every (n / size)-th image: a batch that is sharded
     over devices stays where it is.
@@ -133,9 +138,9 @@ def _in_chunks(function: Callable[[Array], Array], images: Array) -> Array:
     count = images.shape[0]
     size = max(divisor for divisor in range(1, CHUNK + 1) if count % divisor == 0)
     if count <= CHUNK or size < CHUNK // 4:
-        return function(images)
+        return function(images, kernel)
     chunks = images.reshape(size, count // size, *images.shape[1:]).swapaxes(0, 1)
-    y = lax.map(jax.checkpoint(function, prevent_cse=False), chunks).swapaxes(0, 1)
+    y = lax.map(jax.checkpoint(lambda chunk: function(chunk, kernel), prevent_cse=False), chunks).swapaxes(0, 1)
     return y.reshape(count, *y.shape[2:])
 
 

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from sgm_ppl.batching import merging_vmap
+
 Interpolation = Literal["cubic", "linear"]
 
 
@@ -98,13 +100,20 @@ FEW_SAMPLES = 2**15  # below, a second computation of the samples does not matte
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _sample(image: Array, y: Array, x: Array, interpolation: Interpolation) -> Array:
+    """Samples, with gradients of their own; where every image has its coordinates, what jax.vmap maps joins their batch."""
+    if image.ndim == 4 and image.shape[:1] == y.shape[:-2]:
+        return merging_vmap(lambda batch, _: _samples(batch[0], batch[1], batch[2], interpolation))((image, y, x), ())
+    return _samples(image, y, x, interpolation)
+
+
+def _samples(image: Array, y: Array, x: Array, interpolation: Interpolation) -> Array:
     """Samples, written to memory: XLA would compute them anew, slowly, inside of every sum that they go into.
 
     A loop over a few parts of the batch is what it does not see through.
     """
     if y.ndim > 3 and y.shape[0] == 1:
         first = image[0] if image.ndim == y.ndim + 1 else image
-        return _sample(first, y[0], x[0], interpolation)[None]
+        return _samples(first, y[0], x[0], interpolation)[None]
     count = y.shape[0] if y.ndim > 2 else 1
     parts = next((n for n in (2, 3, 5, 7) if count % n == 0), 1)
     if parts == 1 or y.size < FEW_SAMPLES:
