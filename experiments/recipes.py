@@ -105,12 +105,10 @@ def _recipes(
 
 
 RECIPES: dict[Kind, dict[Preset, SgmOptions]] = {
-    "digits": _recipes("digits", FEW, FamilyOptions()),
+    "digits": _recipes("digits", FEW._replace(steps=(2_400, 600)), FamilyOptions()),  # with a report in six minutes
     "affine": _recipes("affine", MANY, FamilyOptions()),
     "colour": _recipes("colour", FEW, COLOUR),
     "sprites": _recipes("sprites", MANY, FAR, multiplier=0.75, reach=2.0, blur=2.0, noise=0.1),
 }
-SGM_PRESETS = RECIPES["digits"]
-BRIEF = _warm(
-    FEW._replace(steps=(1_000, 300)), FamilyOptions()
-)  # where many SGMs are trained, or one that need not be good
+SGM_PRESETS = _recipes("digits", FEW, FamilyOptions())  # as part of another experiment
+BRIEF = _warm(FEW._replace(steps=(1_000, 300)), FamilyOptions())  # where there are many, or one that need not be good
