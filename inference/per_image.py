@@ -62,7 +62,7 @@ def map_pairs(
     if image_chunk is not None:
         _check_count("image_chunk", image_chunk)
     call = _Arguments.split(args, kwargs)
-    if image_chunk is not None and call.num_images > 0 and _runs_one_by_one(model, guide, params, call):
+    if image_chunk is not None and call.num_images > 0 and _known_to_run_one_by_one(model, guide, params, call):
         group, num_groups = 1, call.num_images
     else:
         group, num_groups = call.num_images or _plate_size(model, params, call), 1
@@ -243,6 +243,22 @@ def trace_abstractly(fn: Callable, params: Any, args: tuple, kwargs: dict[str, A
 
     jax.eval_shape(run)
     return found[0]
+
+
+_ANSWERS: dict[Any, bool] = {}  # of programs that were compiled: tracing them again takes longer than a few particles
+_MOST_ANSWERS = 256
+
+
+def _known_to_run_one_by_one(model: Callable, guide: Callable, params: Any, call: _Arguments) -> bool:
+    leaves, structure = jax.tree.flatten(params)
+    shapes = tuple((np.shape(a), getattr(a, "dtype", type(a))) for a in (*call.arrays, *leaves))
+    question = (_Static(model), _Static(guide), call.treedef, call.layout, structure, shapes)
+    if question not in _ANSWERS:
+        answer = _runs_one_by_one(model, guide, params, call)
+        if len(_ANSWERS) >= _MOST_ANSWERS:
+            _ANSWERS.clear()
+        _ANSWERS[question] = answer
+    return _ANSWERS[question]
 
 
 def _runs_one_by_one(model: Callable, guide: Callable, params: Any, call: _Arguments) -> bool:

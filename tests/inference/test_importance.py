@@ -251,6 +251,23 @@ def test_one_compilation_serves_all_chunks_and_calls():
     assert _run_chunk._cache_size() == before  # type: ignore[attr-defined]
 
 
+def test_a_program_is_traced_in_the_first_call_alone():
+    runs = []
+
+    def counted(x):
+        runs.append(x.shape)
+        linear(x)
+
+    first = iwlb(KEY, counted, posterior, PARAMS, X[:5], num_particles=3)
+    assert runs
+    runs.clear()
+    again = iwlb(KEY, counted, posterior, PARAMS, X[:5], num_particles=3)
+    assert not runs
+    np.testing.assert_array_equal(again.per_image, first.per_image)
+    log_weights(KEY, counted, posterior, PARAMS, X[:4], num_particles=3)
+    assert runs  # other shapes are another program
+
+
 def test_neither_particles_nor_images_raise_peak_memory():
     """A decoder of 20,000 pixels: 100 more particles for 4 images, or 40 more images with 10 particles, would be 32 MB more
     for every array if they ran at once.
