@@ -21,8 +21,8 @@ def merging_vmap(function: Callable[[Any, Any], Array]) -> Callable[[Any, Any], 
     """function(batch, shared), the same in value and gradient; under `jax.vmap` it sees one batch, as long as all together.
 
     `batch` is arrays with one leading axis of the same length, which the result has too, and every row stands for itself;
-    `shared` is what all rows have in common. Where that is mapped as well, there is nothing to merge. As for all functions
-    with a gradient of their own, derivatives are those of reverse mode.
+    `shared` is what all rows have in common. Where that is mapped as well, or a gradient is, nothing is merged. As for all
+    functions with a gradient of their own, derivatives are those of reverse mode.
     """
 
     @custom_vmap
@@ -47,11 +47,11 @@ def merging_vmap(function: Callable[[Any, Any], Array]) -> Callable[[Any, Any], 
     def differentiable(batch: Any, shared: Any) -> Array:
         return merged(batch, shared)
 
-    def forward(batch: Any, shared: Any) -> tuple[Array, tuple[Any, Any]]:
-        return merged(batch, shared), (batch, shared)
+    def forward(batch: Any, shared: Any) -> tuple[Array, Callable[[Array], tuple[Any, Any]]]:
+        return jax.vjp(function, batch, shared)
 
-    def backward(known: tuple[Any, Any], slope: Array) -> tuple[Any, Any]:
-        return jax.vjp(function, *known)[1](slope)
+    def backward(pull_back: Callable[[Array], tuple[Any, Any]], slope: Array) -> tuple[Any, Any]:
+        return pull_back(slope)
 
     differentiable.defvjp(forward, backward)
     return differentiable
