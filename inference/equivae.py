@@ -144,8 +144,10 @@ class Supervised(ELBO):
 
 
 class SemiSupervised(ELBO):
-    """Minus the mean of the unlabelled bound, the mean of the labelled bound, and that of log q(y | x).  EquiVAE Eq. (7).
+    """Minus the means of the unlabelled bound, of the labelled bound, and of α log q(y | x).  EquiVAE Eq. (7).
 
+    α is `label_weight`. The paper has 1; Kingma et al. (2014), whose term it is, choose it. With few labels much depends on it:
+    the unlabelled bound tells q(y | x) which class explains an image best, nats at a time and long before the decoder knows.
     The program's arguments are unlabelled images and their weights, and by keyword `labelled`, a tuple (x, y, weights), and
     `kl_weight` as in `Supervised`.
     Eq. (7) has sums; here both kinds have the same say however many of each there are, as they have where every step takes a
@@ -153,6 +155,10 @@ class SemiSupervised(ELBO):
     """
 
     can_infer_discrete = True
+
+    def __init__(self, label_weight: float = 1.0) -> None:
+        super().__init__()
+        self.label_weight = label_weight
 
     def loss_with_mutable_state(
         self, rng_key: Array, param_map: dict[str, Any], model: Callable, guide: Callable, *args: Any, **kwargs: Any
@@ -165,7 +171,7 @@ class SemiSupervised(ELBO):
         program = handlers.seed(handlers.substitute(label_guide, data=param_map), label_key)
         q = handlers.trace(program).get_trace(labelled[0], nets=options["nets"], train=options.get("train", False))
         log_q = q["y"]["fn"].log_prob(labelled[1])
-        loss = -_mean_with(weight, unlabelled) - _mean_with(weight, with_label) - log_q.mean()
+        loss = -_mean_with(weight, unlabelled) - _mean_with(weight, with_label) - self.label_weight * log_q.mean()
         return {"loss": loss, "mutable_state": None}
 
 
@@ -193,6 +199,8 @@ class Recipe:
     """How often the batch size doubles, at even distances."""
     labelled_batch: int = 32
     """Labelled images in a step of semi-supervised training."""
+    label_weight: float = 1.0
+    """How much log q(y | x) of labelled images counts in semi-supervised training; more keeps q(y | x) at the labels longer."""
     m_max: int = 7
     """m, the number of complementary images of an image, is uniform in 1..m_max, and new in each step."""
     per_class: int = 32
@@ -204,9 +212,7 @@ class Recipe:
     final: float = 1.0
     """Share of the learning rate that is left at the end, after a cosine decay; 1 leaves it constant."""
     kl_warmup: float = 0.0
-    """Share of the steps in which the weight of v's divergence goes from `kl_start` to 1."""
-    kl_start: float = 0.0
-    """From 0, all dimensions of v come into use; from more than 1, r and the classes are learnt before v."""
+    """Share of the steps in which the weight of v's divergence rises from 0 to 1, so that all dimensions of v come into use."""
 
 
 PAPER = Recipe()
@@ -233,7 +239,7 @@ def fit_equivae(
 ) -> tuple[EquiVAE, FitResult]:
     """Train on labelled images, and where there are some on unlabelled ones too.  EquiVAE Eq. (4), (7).
 
-    `validation`, images and labels, puts the parts of the labelled bound and the error by distance into the log.
+    `validation`, images and labels, puts the labelled bound's parts and the errors by distance and q(y | x) into the log.
     """
     if recipe.m_max < 1:
         raise ValueError(f"`m_max` must be at least 1; got {recipe.m_max}.")
@@ -241,6 +247,10 @@ def fit_equivae(
         raise ValueError(
             f"`per_class` must be larger than `m_max`, or an image finds too few others; got {recipe.per_class} "
             f"for m_max={recipe.m_max}."
+        )
+    if recipe.label_weight <= 0:
+        raise ValueError(
+            f"`label_weight` must be positive, or nothing tells q(y | x) which class is which; got {recipe.label_weight}."
         )
     fit_key, validation_key = jax.random.split(key)
     schedule = {"initial": 0.03 if recipe.warmup else 1.0, "warmup": recipe.warmup, "final": recipe.final}
@@ -251,8 +261,7 @@ def fit_equivae(
     def kl_weight(step: Array) -> dict[str, Array]:
         if not recipe.kl_warmup:
             return {}
-        gone = jnp.minimum(1.0, step / (recipe.kl_warmup * recipe.steps))
-        return {"kl_weight": recipe.kl_start + (1 - recipe.kl_start) * gone}
+        return {"kl_weight": jnp.minimum(1.0, step / (recipe.kl_warmup * recipe.steps))}
 
     def complementary(key: Array) -> tuple[Complementary, Array]:
         draw_key, m_key = jax.random.split(key)
@@ -277,7 +286,7 @@ def fit_equivae(
         svi = SVI(_as_trained(equivae), _as_trained(equivae_guide), optimiser, Supervised(), **options)
     else:
         programs = (_without_labels(_as_trained(program)) for program in (equivae, equivae_guide))
-        svi = SVI(*programs, optimiser, SemiSupervised(), **options)
+        svi = SVI(*programs, optimiser, SemiSupervised(recipe.label_weight), **options)
     result = fit(
         svi,
         np.arange(len(pool.labels), dtype=np.int32) if unlabelled is None else unlabelled,
@@ -329,7 +338,11 @@ def _validation(
         embedded, mine = (invariant.summarise(invariant.features(images)) for images in (many.images, x))
         means = (there * embedded).sum(1) / there.sum(1)
         nearest = jnp.square(mine[:, None] - means).sum(-1).argmin(-1)
-        return {**{name: term.mean() for name, term in bound._asdict().items()}, "error": (nearest != y).mean()}
+        found = {name: term.mean() for name, term in bound._asdict().items()} | {"error": (nearest != y).mean()}
+        if "posterior$params" in params:
+            q = handlers.trace(handlers.seed(handlers.substitute(label_guide, data=params), 0)).get_trace(x, nets=nets)
+            found["posterior_error"] = (q["y"]["fn"].logits.argmax(-1) != y).mean()
+        return found
 
     return validate
 

@@ -191,13 +191,13 @@ def test_importance_weighting_finds_log_p(params, exact):
 
 
 def test_the_semi_supervised_loss_is_the_sum_of_its_parts(params):
-    """Eq. (7) with log q(y | x): sharing the embedded images changes neither value nor gradient."""
+    """Eq. (7) with α log q(y | x): sharing the embedded images changes neither value nor gradient."""
     x, y, weights = jnp.asarray(X), jnp.asarray(Y), jnp.asarray(WEIGHTS)
     key = jax.random.key(7)
 
     def loss(params, unlabelled):
         labelled = (x, y, weights)
-        return SemiSupervised().loss_with_mutable_state(
+        return SemiSupervised(label_weight=3.0).loss_with_mutable_state(
             key, params, equivae, equivae_guide, unlabelled, weights[:2], labelled=labelled, **SHARED
         )["loss"]
 
@@ -207,7 +207,8 @@ def test_the_semi_supervised_loss_is_the_sum_of_its_parts(params):
             invariant, posterior = NETS.invariant(), NETS.posterior()
         log_q = posterior(x, invariant.summarise(invariant.features(x))).log_prob(y)
         unlabelled = unlabelled_bound(one, params, unlabelled, weights[:2], **SHARED).elbo
-        return -unlabelled.mean() - labelled_bound(two, params, x, y, weights, **SHARED).elbo.mean() - log_q.mean()
+        labelled = labelled_bound(two, params, x, y, weights, **SHARED).elbo
+        return -unlabelled.mean() - labelled.mean() - 3.0 * log_q.mean()
 
     found, wanted = (jax.jit(jax.value_and_grad(function)) for function in (loss, by_hand))
     for unlabelled in (x[:2], 1 - x[:2]):
@@ -375,11 +376,19 @@ def test_a_classifier_of_the_embedding(supervised):
 
 def test_semi_supervised_training_uses_unlabelled_images():
     pool = LabelledPool.of(*bars(20, 4), 2)
-    model, _ = fit_equivae(
-        pool, nets=BARS, key=jax.random.key(0), unlabelled=bars(200, 5)[0], recipe=QUICK, progress=False
-    )
     x, y = bars(60, 6)
-    assert error_rate(model.classify(x, by="posterior"), y) < 0.15
+    model, result = fit_equivae(
+        pool,
+        nets=BARS,
+        key=jax.random.key(0),
+        unlabelled=bars(200, 5)[0],
+        recipe=QUICK,
+        validation=(x, y),
+        progress=False,
+    )
+    error = error_rate(model.classify(x, by="posterior"), y)
+    assert error < 0.15
+    assert result.log[-1]["validation_posterior_error"] == pytest.approx(error)
     assert model.class_probs(x, by="posterior").shape == (60, 2)
 
 
@@ -424,6 +433,7 @@ def test_a_recipe_that_cannot_work_is_refused():
     pool = LabelledPool.of(*bars(100, 0), 2)
     for recipe, message in (
         (Recipe(m_max=0), "`m_max` must be at least 1; got 0"),
+        (Recipe(label_weight=0.0), r"`label_weight` must be positive.*got 0\.0"),
         (Recipe(m_max=7, per_class=7), "`per_class` must be larger than `m_max`.*got 7 for m_max=7"),
     ):
         with pytest.raises(ValueError, match=message):
