@@ -226,7 +226,7 @@ def _two_stage(config: ElboVsTwoStage, nets: JointNets, data: Dataset, key: jax.
     from sgm_ppl.inference.two_stage import fit_two_stage
     from sgm_ppl.models.inv_vae import inv_vae_guide
     from sgm_ppl.models.joint import joint
-    from sgm_ppl.models.vae import vae, vae_guide
+    from sgm_ppl.models.vae import PIXEL_SCALE, vae, vae_guide
 
     sgm_key, vae_key, refit_key = jax.random.split(key, 3)
     steps = [max(1, round(share * config.training.steps)) for share in config.shares]
@@ -262,7 +262,7 @@ def _two_stage(config: ElboVsTwoStage, nets: JointNets, data: Dataset, key: jax.
         label="vae",
     )
     model, guide = partial(joint, nets=plain), partial(inv_vae_guide, nets=plain, sgm=both.sgm, widened=True)
-    rates = {"encoder$params": 1e-3, "pixel_scale$params": 5e-2, "eta_widening": 5e-2}
+    rates = {"encoder$params": 1e-3, PIXEL_SCALE: 5e-2, "eta_widening": 5e-2}
     params = refit(
         model,
         guide,

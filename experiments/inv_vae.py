@@ -78,9 +78,10 @@ def _refit(
     from sgm_ppl.inference.augment import dequantised
     from sgm_ppl.inference.refit import refit
     from sgm_ppl.models.inv_vae import inv_vae, inv_vae_guide
+    from sgm_ppl.models.vae import PIXEL_SCALE
 
     schedule: dict[str, Any] = {"steps": config.refit_steps, "initial": 0.1, "final": 0.01, "warmup": 0.2}
-    learning_rates = {"encoder$params": 1e-3, "pixel_scale$params": 5e-2, "eta_widening": 5e-2}
+    learning_rates = {"encoder$params": 1e-3, PIXEL_SCALE: 5e-2, "eta_widening": 5e-2}
     optimiser = optax.multi_transform(
         {name: adamw(rate, weight_decay=0.0, **schedule) for name, rate in learning_rates.items()},
         {name: name for name in learning_rates},

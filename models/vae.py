@@ -14,10 +14,11 @@ from numpyro.contrib.module import flax_module
 
 from sgm_ppl.nets import ConvDecoder, ConvEncoder, LearntScale, softplus_inverse
 
-__all__ = ["SCALE_FLOOR", "VAENets", "vae", "vae_guide", "with_pixel_scale"]
+__all__ = ["PIXEL_SCALE", "SCALE_FLOOR", "VAENets", "vae", "vae_guide", "with_pixel_scale"]
 
 # SGM's text gives no floor. The authors' published code has 0.01 for pixels in [-1, 1], and ours lie in [0, 1].
 SCALE_FLOOR = 0.005
+PIXEL_SCALE = "pixel_scale$params"  # the name under which σ lies among the parameters
 
 
 @dataclass(frozen=True)
@@ -92,4 +93,4 @@ def with_pixel_scale(params: dict[str, Any], nets: VAENets, scale: Array | float
     """The parameters with σ set to `scale`, or to the floor where that is higher."""
     above = jnp.maximum(jnp.broadcast_to(scale, nets.image_shape) - nets.scale_floor, 1e-9)
     raw = softplus_inverse(above) - softplus_inverse(1 - nets.scale_floor)
-    return params | {"pixel_scale$params": {"raw": raw}}
+    return params | {PIXEL_SCALE: {"raw": raw}}

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
 from sgm_ppl.experiments import Evaluation, Run
 from sgm_ppl.experiments.vae import PRESETS, TrainVae, evaluate, run
 from sgm_ppl.inference import load_params, read_log
+from sgm_ppl.models.vae import PIXEL_SCALE
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +47,17 @@ def test_evaluation_measures_the_trained_parameters(config, trained, tmp_path):
     assert metrics["iwlb"]["mean"] == pytest.approx(trained.metrics["validation_elbo"], abs=30)
     assert 0 < metrics["reconstruction_mse"]["mean"] < 1
     assert json.dumps(metrics)
+
+
+def test_scale_rate_moves_the_pixel_scales_and_nothing_else(config, tmp_path):
+    """Of all parameters σ alone takes three times its first step. It starts from raw = 0."""
+    params = {}
+    for rate in (1.0, 3.0):
+        once = dataclasses.replace(config, steps=1, scale_rate=rate)
+        folder = Run.open(tmp_path / f"{rate:g}", once)
+        run(once, folder)
+        params[rate] = load_params(folder.folder / "params.npz")
+    plain, scaled = (params[rate].pop(PIXEL_SCALE)["raw"] for rate in (1.0, 3.0))
+    assert np.abs(plain).min() > 0
+    np.testing.assert_allclose(scaled, 3 * plain, rtol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, params[1.0], params[3.0])

@@ -26,7 +26,7 @@ from sgm_ppl.models.latents import bind, trained_prior
 from sgm_ppl.models.poses import warm_encoder
 from sgm_ppl.models.ready_priors import Network, hierarchical
 from sgm_ppl.models.sgm import SGM
-from sgm_ppl.models.vae import vae, vae_guide, with_pixel_scale
+from sgm_ppl.models.vae import PIXEL_SCALE, vae, vae_guide, with_pixel_scale
 from sgm_ppl.transforms import Affine, Colour, Family, Product
 
 NETS = TinyNets()
@@ -302,7 +302,7 @@ def test_refit_moves_what_it_is_told_and_raises_the_bound(params):
         guide,
         start,
         X,
-        only=["pixel_scale$params", "eta_widening"],
+        only=[PIXEL_SCALE, "eta_widening"],
         optimiser=adamw(0.05, steps=60),
         key=random.key(0),
         steps=60,
@@ -312,7 +312,7 @@ def test_refit_moves_what_it_is_told_and_raises_the_bound(params):
     assert set(refitted) == set(start)
     for name in start:
         same = jax.tree.map(np.array_equal, refitted[name], start[name])
-        assert jax.tree.all(same) == (name not in ("pixel_scale$params", "eta_widening"))
+        assert jax.tree.all(same) == (name not in (PIXEL_SCALE, "eta_widening"))
     assert refitted["eta_widening"] > 0.1
     before, after = (
         iwlb(random.key(1), model, guide, p, X, num_particles=20, image_chunk=2).curve.mean[0]

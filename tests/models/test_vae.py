@@ -18,7 +18,7 @@ from tiny_vae import TinyNets, initial_params
 from sgm_ppl.inference import adamw, fit, iwlb
 from sgm_ppl.inference.augment import dequantise, dequantised, resampled, uniformly_transformed
 from sgm_ppl.models.sgm import SGM
-from sgm_ppl.models.vae import SCALE_FLOOR, VAENets, vae, vae_guide, with_pixel_scale
+from sgm_ppl.models.vae import PIXEL_SCALE, SCALE_FLOOR, VAENets, vae, vae_guide, with_pixel_scale
 from sgm_ppl.nets import ConvDecoder
 from sgm_ppl.transforms import Affine
 
@@ -57,14 +57,14 @@ def test_it_starts_as_the_paper_says():
     assert set(params) == {
         "encoder$params",
         "decoder$params",
-        "pixel_scale$params",
+        PIXEL_SCALE,
         "latent_scale$params",
         "latent_mean",
     }
 
 
 def test_scale_stays_above_its_floor():
-    sunk = {"pixel_scale$params": {"raw": jnp.full((4, 4, 1), -1e3)}}
+    sunk = {PIXEL_SCALE: {"raw": jnp.full((4, 4, 1), -1e3)}}
     np.testing.assert_allclose(scale_of(sunk, NETS), SCALE_FLOOR, rtol=1e-6)
     higher = VAENets((4, 4, 1), scale_floor=0.25)
     np.testing.assert_allclose(scale_of(sunk, higher), 0.25, rtol=1e-6)
@@ -129,7 +129,7 @@ def test_augvae_with_a_prior_at_zero_trains_as_the_vae():
     sgm = SGM(Affine(), at_zero, inferred_zero, (4, 4, 1))
     plain, augmented = train(), train(resampled(sgm))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), augmented, plain)
-    assert np.abs(plain["pixel_scale$params"]["raw"]).min() > 1e-3  # it has trained
+    assert np.abs(plain[PIXEL_SCALE]["raw"]).min() > 1e-3  # it has trained
 
 
 def test_augvae_sees_what_the_sgm_resamples():
