@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import jax
     import numpy as np
+    import optax
 
     from sgm_ppl.inference import Estimate, PerImage
     from sgm_ppl.inference.fit import Prepare
@@ -32,6 +33,7 @@ __all__ = [
     "evaluate",
     "fit_vae",
     "measure",
+    "optimiser",
     "run",
     "scores",
 ]
@@ -134,22 +136,21 @@ def fit_vae(
     """
     import jax
     import jax.numpy as jnp
-    import optax
     from numpyro import handlers
     from numpyro.infer import SVI, TraceMeanField_ELBO
 
-    from sgm_ppl.inference import adamw, fit, save_params
+    from sgm_ppl.inference import fit, save_params
     from sgm_ppl.inference.augment import dequantised
-    from sgm_ppl.models.vae import PIXEL_SCALE, vae, vae_guide
+    from sgm_ppl.models.vae import vae, vae_guide
 
     model, guide = (partial(program, nets=options.nets(train.shape[1:])) for program in (vae, vae_guide))
-    schedule = {"initial": 3e-2, "final": 1e-4, "warmup": options.warmup}
-    optimiser = optax.chain(
-        adamw(options.learning_rate, steps=options.steps, clip=options.clip, **schedule),
-        optax.masked(optax.scale(options.scale_rate), lambda params: {name: name == PIXEL_SCALE for name in params}),
-    )
     share = 1 / min(options.batch_size, len(train))
-    svi = SVI(handlers.scale(model, scale=share), handlers.scale(guide, scale=share), optimiser, TraceMeanField_ELBO())
+    svi = SVI(
+        handlers.scale(model, scale=share),
+        handlers.scale(guide, scale=share),
+        optimiser(options),
+        TraceMeanField_ELBO(),
+    )
     fit_key, noise_key, validate_key, draw_key = jax.random.split(key, 4)
     held_out = jnp.asarray(options.to_measure(noise_key, validation[:1000]))
 
@@ -172,6 +173,20 @@ def fit_vae(
     draw(run.figure("reconstructions_and_samples"), draw_key, model, guide, result.params, shown)
     last = next(entry for entry in reversed(result.log) if "validation_elbo" in entry)
     return result.params, {"steps": result.step, "validation_elbo": last["validation_elbo"]}
+
+
+def optimiser(options: VaeOptions) -> optax.GradientTransformation:
+    """AdamW, with a learning rate of its own for the scales of pixels."""
+    import optax
+
+    from sgm_ppl.inference import adamw
+    from sgm_ppl.models.vae import PIXEL_SCALE
+
+    schedule = {"initial": 3e-2, "final": 1e-4, "warmup": options.warmup}
+    return optax.chain(
+        adamw(options.learning_rate, steps=options.steps, clip=options.clip, **schedule),
+        optax.masked(optax.scale(options.scale_rate), lambda params: {name: name == PIXEL_SCALE for name in params}),
+    )
 
 
 def draw(path: Path, key: jax.Array, model: Callable, guide: Callable, params: Any, x: np.ndarray) -> None:
