@@ -93,9 +93,16 @@ PRESETS: dict[Preset, Amortisation] = {
         checks=CheckOptions(simulated=20, draws=9, bins=5, images=10, replicates=5),
     ),
     "laptop": Amortisation(
-        # Scales of pixels that are not too small, nor in a hurry: a posterior that NUTS walks through in minutes.
+        # Scales of pixels that are not too small, from the first to the last: a posterior that NUTS walks through in minutes.
         **_training(
-            "laptop", sgm=BRIEF, steps=600, refit_steps=400, latent=6, filters=(8, 16), scale_floor=0.05, scale_rate=1
+            "laptop",
+            sgm=BRIEF,
+            steps=600,
+            refit_steps=400,
+            latent=6,
+            filters=(8, 16),
+            scale_floor=0.05,
+            initial_scale=1,
         ),
         nuts=NutsOptions(images=6, warmup=300, samples=300, particles=1_000),
         checks=CheckOptions(simulated=400, images=200, replicates=40),

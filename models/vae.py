@@ -33,6 +33,7 @@ class VAENets:
     filters: tuple[int, ...] = (64, 128)
     hidden: tuple[int, ...] = (256,)
     scale_floor: float = SCALE_FLOOR
+    initial_scale: float = 1.0
 
     def latent_prior(self) -> dist.Distribution:
         """p(z): a Normal with learnt mean and scale, 0 and 1 at first."""
@@ -52,8 +53,8 @@ class VAENets:
         return flax_module("decoder", network, jnp.zeros((1, self.latent)))
 
     def pixels(self, mean: Array) -> dist.Distribution:
-        """N(mean, σ) with a learnt σ for every pixel, the same for all images, 1 at first."""
-        scale = flax_module("pixel_scale", LearntScale(self.image_shape, floor=self.scale_floor))()
+        """N(mean, σ) with a learnt σ for every pixel, the same for all images, `initial_scale` at first."""
+        scale = flax_module("pixel_scale", LearntScale(self.image_shape, self.initial_scale, self.scale_floor))()
         return dist.Normal(mean, scale).to_event(3)
 
     def count(self, x: Array | None, num_images: int) -> int:
@@ -92,5 +93,5 @@ def vae_guide(x: Array, *, nets: VAENets, num_images: int = 1) -> Array:
 def with_pixel_scale(params: dict[str, Any], nets: VAENets, scale: Array | float) -> dict[str, Any]:
     """The parameters with σ set to `scale`, or to the floor where that is higher."""
     above = jnp.maximum(jnp.broadcast_to(scale, nets.image_shape) - nets.scale_floor, 1e-9)
-    raw = softplus_inverse(above) - softplus_inverse(1 - nets.scale_floor)
+    raw = softplus_inverse(above) - softplus_inverse(nets.initial_scale - nets.scale_floor)
     return params | {PIXEL_SCALE: {"raw": raw}}

@@ -3,14 +3,12 @@
 import dataclasses
 import json
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sgm_ppl.experiments import Evaluation, Run
-from sgm_ppl.experiments.vae import PRESETS, TrainVae, evaluate, optimiser, run
+from sgm_ppl.experiments.vae import PRESETS, TrainVae, evaluate, run
 from sgm_ppl.inference import load_params, read_log
-from sgm_ppl.models.vae import PIXEL_SCALE
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +45,3 @@ def test_evaluation_measures_the_trained_parameters(config, trained, tmp_path):
     assert metrics["iwlb"]["mean"] == pytest.approx(trained.metrics["validation_elbo"], abs=30)
     assert 0 < metrics["reconstruction_mse"]["mean"] < 1
     assert json.dumps(metrics)
-
-
-def test_scale_rate_moves_the_pixel_scales_and_nothing_else(config):
-    """Of all parameters σ alone takes three times its step."""
-    params = {PIXEL_SCALE: {"raw": jnp.zeros(3)}, "decoder": {"w": jnp.ones(2)}}
-    gradient = {PIXEL_SCALE: {"raw": jnp.array([1.0, -2.0, 3.0])}, "decoder": {"w": jnp.array([0.5, -1.0])}}
-    updates = []
-    for rate in (1.0, 3.0):
-        rule = optimiser(dataclasses.replace(config, scale_rate=rate))
-        updates.append(rule.update(gradient, rule.init(params), params)[0])
-    plain, scaled = updates
-    assert np.abs(plain[PIXEL_SCALE]["raw"]).min() > 0
-    np.testing.assert_allclose(scaled[PIXEL_SCALE]["raw"], 3 * plain[PIXEL_SCALE]["raw"], rtol=1e-5)
-    np.testing.assert_array_equal(scaled["decoder"]["w"], plain["decoder"]["w"])
