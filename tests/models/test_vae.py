@@ -106,7 +106,7 @@ def test_bound_agrees_with_grid_integration():
 
 
 def test_pixel_scales_start_where_they_are_told_to_and_can_be_set():
-    nets = VAENets((4, 4, 1), latent=2, filters=(4,), initial_scale=0.1)
+    nets = TinyNets(initial_scale=0.1)
     params = initial_params(nets)
     np.testing.assert_allclose(scale_of(params, nets), 0.1, rtol=1e-5)
     np.testing.assert_allclose(scale_of(with_pixel_scale(params, nets, 0.4), nets), 0.4, rtol=1e-5)
