@@ -420,7 +420,7 @@ def draw(summary: Sequence[Summary], path: Path, data: str) -> None:
     from matplotlib.figure import Figure
 
     colours = {"vae": "C0", "augvae": "C1", "invvae": "C2", "uniform": "C3"}
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    figure = Figure(figsize=(11, 5.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     sizes = sorted({row.train for row in summary}, reverse=True)
     lines = dict.fromkeys((row.model, row.space, row.train) for row in summary)
@@ -450,5 +450,5 @@ def draw(summary: Sequence[Summary], path: Path, data: str) -> None:
     left.set(xlabel="added rotation (± degrees)", ylabel="IWLB (nats, pixels in [0, 1])")
     left.set_title("crosses: the paper, all images; dotted: prototype space, no bound on log p(x)", fontsize=8)
     right.set(xlabel="added rotation (± degrees)", ylabel="reconstruction MSE (pixels in [0, 1])")
-    left.legend(fontsize=6)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(sizes), fontsize=8)
     figure.savefig(path, dpi=150)
