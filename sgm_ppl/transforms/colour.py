@@ -66,12 +66,11 @@ class Colour(Family[ColourElement]):
 def rgb_to_hsv(x: Array) -> tuple[Array, Array, Array]:
     """Hue in turns [0, 1), saturation and value in [0, 1]; hue is 0 for grey, saturation 0 for black."""
     red, green, blue = (x[..., i] for i in range(3))
-    value = jnp.maximum(red, jnp.maximum(green, blue))
-    lowest = jnp.minimum(red, jnp.minimum(green, blue))
+    value = _larger(red, _larger(green, blue))
+    lowest = _smaller(red, _smaller(green, blue))
     chroma = value - lowest
     divisor = jnp.where(chroma > 0, chroma, 1.0)
     from_red, from_green, from_blue = (green - blue) / divisor, (blue - red) / divisor + 2, (red - green) / divisor + 4
-    # No test for equality, here or in a derivative (as of x.max): what is computed twice may differ by a bit.
     red_leads, green_leads = (red >= green) & (red >= blue), green >= blue
     sixth = jnp.where(red_leads, from_red, jnp.where(green_leads, from_green, from_blue))
     saturation = jnp.where(value > 0, chroma / jnp.where(value > 0, value, 1.0), 0.0)
@@ -83,6 +82,18 @@ def hsv_to_rgb(hue: Array, saturation: Array, value: Array) -> Array:
 
     def channel(offset: int) -> Array:
         k = (offset + 6 * hue) % 6
-        return value * (1 - saturation * jnp.clip(jnp.minimum(k, 4 - k), 0, 1))
+        return value * (1 - saturation * _smaller(_larger(_smaller(k, 4 - k), 0), 1))
 
     return jnp.stack([channel(5), channel(3), channel(1)], -1)
+
+
+def _larger(a: Array, b: Array | float) -> Array:
+    """max(a, b), with a derivative that asks which is larger, and halves between equals.
+
+    That of `jnp.maximum` asks which of them equals the maximum: none does, where XLA computes them twice and a bit differs.
+    """
+    return (jnp.where(a > b, a, b) + jnp.where(a >= b, a, b)) / 2
+
+
+def _smaller(a: Array, b: Array | float) -> Array:
+    return -_larger(-a, -b)
