@@ -21,6 +21,10 @@ from sgm_ppl.batching import merging_vmap
 __all__ = ["Conv3x3", "ConvTranspose3x3"]
 
 TAPS = tuple((row, column) for row in range(3) for column in range(3))
+LANDING = (
+    ((0, 1), (2, 0)),
+    ((1, 0),),
+)  # of a transposed convolution of stride 2: even rows and odd rows; (tap, moved by)
 CHUNK = 16  # images
 THIN = 16  # channels
 
@@ -51,14 +55,20 @@ def convolve_transposed(x: Array, kernel: Array, stride: int) -> Array:
         return convolve(x, kernel, 1)
     if stride != 2:
         raise ValueError(f"A transposed 3×3 convolution has stride 1 or 2; got {stride}.")
-    nothing = jnp.zeros((), x.dtype)
+    count, height, width, _ = x.shape
+    products = dict(zip(TAPS, _all_taps(x, kernel), strict=True))
 
-    def spread(product: Array, tap: tuple[int, int]) -> Array:
-        """The product of tap (r, c) lands at rows 2 i + 2 − r and columns 2 j + 2 − c."""
-        return lax.pad(product, nothing, ((0, 0, 0), *((2 - offset, offset - 1, 1) for offset in tap), (0, 0, 0)))
+    def every_second(row: int, column: int) -> Array:
+        """y[2 i + row, 2 j + column], summed before it is interleaved: tap r adds x[i'] to row 2 i' + 2 − r."""
+        landed = (
+            jnp.pad(products[r, c], ((0, 0), (down, 0), (right, 0), (0, 0)))[:, :height, :width]
+            for r, down in LANDING[row]
+            for c, right in LANDING[column]
+        )
+        return reduce(jnp.add, landed)
 
-    products = zip(_all_taps(x, kernel), TAPS, strict=True)
-    return reduce(jnp.add, (spread(product, tap) for product, tap in products))
+    rows = [jnp.stack([every_second(row, column) for column in (0, 1)], axis=3) for row in (0, 1)]
+    return jnp.stack(rows, axis=2).reshape(count, 2 * height, 2 * width, kernel.shape[-1])
 
 
 def _all_taps(x: Array, kernel: Array) -> Sequence[Array]:
