@@ -20,7 +20,7 @@ from sgm_ppl.experiments.claims import claimed
 from sgm_ppl.experiments.config import EVALUATIONS, Config, Evaluation, Preset
 from sgm_ppl.experiments.inv_vae import PRESETS as INV_VAE_PRESETS
 from sgm_ppl.experiments.inv_vae import TrainInvVae
-from sgm_ppl.experiments.recipes import BRIEFEST, SGM_PRESETS
+from sgm_ppl.experiments.recipes import RECIPES, SGM_PRESETS
 from sgm_ppl.experiments.runs import Run
 from sgm_ppl.experiments.symmetries import PAPER_SGM, SGM_FILE, SgmOptions, train_sgm
 from sgm_ppl.experiments.vae import PRESETS as VAE_PRESETS
@@ -86,7 +86,12 @@ def _preset(preset: Preset, **grid: Any) -> DataEfficiency:
 
 PRESETS: dict[Preset, DataEfficiency] = {
     "smoke": _preset("smoke", shares=(1.0,), rotations=(90.0,), repeats=1),
-    "laptop": _preset("laptop", sgm=BRIEFEST, refit_steps=300, evaluation=Evaluation(particles=300, images=100)),
+    "laptop": _preset(
+        "laptop",
+        sgm=RECIPES["digits"]["laptop"],  # with 700 steps of stage 1 it turns what was not turned
+        refit_steps=300,
+        evaluation=Evaluation(particles=300, images=100),
+    ),
     "paper": _preset("paper", shares=(1.0, 0.5, 0.25), rotations=(0.0, 15.0, 90.0, 180.0), repeats=3),
 }
 

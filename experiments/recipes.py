@@ -10,7 +10,7 @@ from sgm_ppl.experiments.symmetries import PAPER_SGM, EncoderOptions, FamilyOpti
 from sgm_ppl.inference.optim import Schedule
 from sgm_ppl.inference.two_stage import StageOne, StageTwo
 
-__all__ = ["BRIEF", "BRIEFEST", "RECIPES", "SGM_PRESETS", "Kind"]
+__all__ = ["BRIEF", "RECIPES", "SGM_PRESETS", "Kind"]
 
 Kind = Literal["digits", "affine", "colour", "sprites"]
 
@@ -112,4 +112,3 @@ RECIPES: dict[Kind, dict[Preset, SgmOptions]] = {
 }
 SGM_PRESETS = _recipes("digits", FEW, FamilyOptions())  # as part of another experiment
 BRIEF = _warm(FEW._replace(steps=(1_000, 300)), FamilyOptions())  # one that need not be good
-BRIEFEST = _warm(FEW._replace(steps=(700, 300)), FamilyOptions())  # where there are many

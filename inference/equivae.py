@@ -18,6 +18,7 @@ from numpyro.distributions import kl_divergence
 from numpyro.infer import ELBO, SVI, Trace_ELBO
 
 from sgm_ppl.inference.fit import FitResult, fit
+from sgm_ppl.inference.kl_warmup import kl_weight
 from sgm_ppl.inference.optim import adamw
 from sgm_ppl.inference.self_supervised import nothing
 from sgm_ppl.models.equivae import EquiVAENets, equivae, equivae_guide, label_classifier, label_guide
@@ -258,10 +259,8 @@ def fit_equivae(
     options = {"nets": nets, "train": True}
     labels = jnp.asarray(pool.labels)
 
-    def kl_weight(step: Array) -> dict[str, Array]:
-        if not recipe.kl_warmup:
-            return {}
-        return {"kl_weight": jnp.minimum(1.0, step / (recipe.kl_warmup * recipe.steps))}
+    def weight(step: Array) -> dict[str, Array]:
+        return {"kl_weight": kl_weight(step, recipe.kl_warmup, recipe.steps)} if recipe.kl_warmup else {}
 
     def complementary(key: Array) -> tuple[Complementary, Array]:
         draw_key, m_key = jax.random.split(key)
@@ -271,7 +270,7 @@ def fit_equivae(
         draw_key, choose_key = jax.random.split(key)
         others, m = complementary(draw_key)
         weights = choose(choose_key, others, index, m)
-        return (pool.take(index), labels[index], weights), {"complementary": others.images, **kl_weight(step)}
+        return (pool.take(index), labels[index], weights), {"complementary": others.images, **weight(step)}
 
     def semi_supervised(key: Array, step: Array, x: Array) -> tuple[tuple, dict[str, Any]]:
         draw_key, choose_key, own_key, batch_key = jax.random.split(key, 4)
@@ -279,7 +278,7 @@ def fit_equivae(
         index = jax.random.choice(batch_key, len(pool.labels), (labelled_batch,), replace=False)
         labelled = (pool.take(index), labels[index], choose(own_key, others, index, m))
         weights = choose(choose_key, others, jnp.full(x.shape[0], NOBODY), m)
-        return (x, weights), {"labelled": labelled, "complementary": others.images, **kl_weight(step)}
+        return (x, weights), {"labelled": labelled, "complementary": others.images, **weight(step)}
 
     labelled_batch = min(recipe.labelled_batch, len(pool.labels))
     if unlabelled is None:
