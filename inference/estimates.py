@@ -25,6 +25,7 @@ __all__ = [
 
 PARETO_K_LIMIT = 0.7  # above it the mean of the weights converges too slowly to be of use (Vehtari et al. 2024)
 ESS_LIMIT = 5.0  # fewer effective particles: a handful of draws is the whole estimate
+GROUPS = 10  # which are compared with each other where few particles are effective
 UNTRUSTED_SHARE = 0.05  # of images; Pareto k is itself an estimate, and a few outliers are its noise
 PSIS_MIN_PARTICLES = 25  # PSIS fits the largest fifth, and needs five points
 CONSTANT_WEIGHTS = 1e-6  # relative variance of weights that differ by rounding alone
@@ -96,7 +97,8 @@ class Estimate(PerImage):
         """IWLB_K = logsumexp_k(log w_k) − log K, in float64, with
 
         ess = (Σ w)² / Σ w²  and, by the delta method,  mc_standard_error = sd(w) / (mean(w) √K) = √((K / ess − 1) /
-        (K − 1)).
+        (K − 1)). That is at most 1, however wildly the weights vary: with fewer than five effective particles it is the
+        standard deviation of IWLB_{K / 10} over ten groups of particles, if that is larger, which errs on the safe side.
         """
         weights = np.asarray(log_weights)
         if weights.ndim != 2 or 0 in weights.shape:
@@ -107,11 +109,12 @@ class Estimate(PerImage):
             _summarise(weights[:, start : start + IMAGES_AT_ONCE].astype(np.float64))
             for start in range(0, weights.shape[1], IMAGES_AT_ONCE)
         ]
-        per_image, mc_standard_error, ess, pareto_k, curve = (
+        per_image, mc_standard_error, between_groups, ess, pareto_k, curve = (
             np.concatenate(parts, axis=-1) for parts in zip(*blocks, strict=True)
         )
         curve_at = np.array(_curve_at(len(weights)))
-        return cls(per_image, weights, mc_standard_error, ess, pareto_k, Curve(curve_at, curve))
+        cautious = np.where(ess < ESS_LIMIT, np.fmax(mc_standard_error, between_groups), mc_standard_error)
+        return cls(per_image, weights, cautious, ess, pareto_k, Curve(curve_at, curve))
 
     @property
     def num_particles(self) -> int:
@@ -191,8 +194,18 @@ def _group_bound(log_weights: np.ndarray, k: int) -> np.ndarray:
     return (logsumexp(grouped, axis=1) - np.log(k)).mean(0)
 
 
+def _between_groups(log_weights: np.ndarray) -> np.ndarray:
+    """The standard deviation, over disjoint groups of K / 10 particles, of their bounds, per image; NaN where K < 20."""
+    size = len(log_weights) // GROUPS
+    if size < 2:
+        return np.full(log_weights.shape[1], np.nan)
+    grouped = log_weights[: GROUPS * size].reshape(GROUPS, size, -1)
+    with np.errstate(invalid="ignore"):  # a group without any weight
+        return logsumexp(grouped, axis=1).std(0, ddof=1)
+
+
 def _summarise(log_weights: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Bound, Monte Carlo error, ESS, Pareto k [images] and curve [k, images]. Weights of zero alone have ess 0."""
+    """Bound, Monte Carlo errors, ESS, Pareto k [images] and curve [k, images]. Weights of zero alone have ess 0."""
     count = len(log_weights)
     bound = logsumexp(log_weights, axis=0) - np.log(count)
     ess = np.zeros_like(bound)
@@ -203,7 +216,7 @@ def _summarise(log_weights: np.ndarray) -> tuple[np.ndarray, ...]:
     if count > 1:
         mc_standard_error[alive] = np.sqrt((count / ess[alive] - 1) / (count - 1))
     curve = np.stack([_group_bound(log_weights, k) for k in _curve_at(count)])
-    return bound, mc_standard_error, ess, _psis(log_weights)[1], curve
+    return bound, mc_standard_error, _between_groups(log_weights), ess, _psis(log_weights)[1], curve
 
 
 def _psis(log_weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -240,13 +253,19 @@ def _psis(log_weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """`difference` is to the baseline, image by image, and `difference_standard_error` is that of its mean."""
+    """`difference` is to the baseline, image by image, and `difference_standard_error` is that of its mean.
+
+    A single image can outweigh a hundred others in a mean: the median difference and the share of images that are better
+    than by the baseline do not notice it.
+    """
 
     name: str
     mean: float
     standard_error: float
     difference: float
     difference_standard_error: float
+    median_difference: float
+    share_better: float
     num_particles: int | None  # None, and so below: not an importance-weighted estimate
     untrusted: int | None
 
@@ -260,13 +279,20 @@ class Comparison:
     num_images: int
 
     def __str__(self) -> str:
-        head = ["model", f"mean over {self.num_images} images", f"difference to {self.baseline}"]
+        head = [
+            "model",
+            f"mean over {self.num_images} images",
+            f"difference to {self.baseline}",
+            "median",
+            "images better",
+        ]
         weighted = any(row.num_particles is not None for row in self.rows)
         lines = [head + ["K", "images untrusted"] * weighted, ["---"] * (len(head) + 2 * weighted)]
         for row in self.rows:
             cells = [row.name, f"{row.mean:.4f} ± {row.standard_error:.4f}"]
             paired = f"{row.difference:+.4f} ± {row.difference_standard_error:.4f}"
-            cells.append("" if row.name == self.baseline else paired)
+            robust = [f"{row.median_difference:+.4f}", f"{row.share_better:.0%}"]
+            cells += [""] * 3 if row.name == self.baseline else [paired, *robust]
             if weighted:
                 cells += ["" if n is None else str(n) for n in (row.num_particles, row.untrusted)]
             lines.append(cells)
@@ -296,6 +322,8 @@ def compare(estimates: Mapping[str, PerImage], *, baseline: str | None = None) -
                 estimate.standard_error,
                 paired.mean,
                 paired.standard_error,
+                float(np.median(paired.per_image)),
+                float((paired.per_image > 0).mean()),
                 estimate.num_particles if isinstance(estimate, Estimate) else None,
                 int((~estimate.trusted).sum()) if isinstance(estimate, Estimate) else None,
             )

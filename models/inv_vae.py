@@ -12,11 +12,14 @@ and K draws from it, `iwlb` takes the mean of the weights
 with the decoder's mean μ(z). The first is the paper's: the VAE's density of the prototype times the density of the
 transformation. It leaves out the change of volume from x̂ to x, and no Jacobian can put it in, since a warp of pixels is
 singular as a linear map; so it bounds no log p(x), and shrinking images makes it as large as one likes. The second is
-an ordinary importance-weighted bound on log p(x) of a program that ends in x, comparable with the VAE's own.
+an ordinary importance-weighted bound on log p(x) of a program that ends in x, comparable with the VAE's own, as long as
+p(η | x̂) is a density. The von Mises prior, which repeats along the real line, is one over a single turn only: there a q(η | x)
+that reaches over several turns counts them all, log(number of turns) nats too many at most.
 """
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Literal, get_args
 
@@ -88,6 +91,9 @@ def inv_vae_guide(
     bound holds for any proposal; a better one makes it tighter. The SGM's guide must take an argument `scale`.
     """
     _check(nets, sgm, space)
+    if widened:
+        _check_scale(sgm)
+    count = nets.count(x, num_images)
     encoder = nets.encoder()
     if widened:
         widening = numpyro.param("eta_widening", jnp.ones(sgm.transform.dim), constraint=constraints.positive)
@@ -95,7 +101,7 @@ def inv_vae_guide(
     else:
         eta = _draw_eta(sgm, x)
     x_hat = sgm.transform(eta).inverse()(x)
-    with numpyro.plate("images", nets.count(x, num_images)):
+    with numpyro.plate("images", count):
         return numpyro.sample("z", encoder(x_hat))
 
 
@@ -114,3 +120,13 @@ def _check(nets: VAENets, sgm: SGM, space: Space) -> None:
             f"The SGM was trained on images {sgm.image_shape}, the VAE's networks are for {nets.image_shape}. "
             "Take an SGM that was trained on the same images."
         )
+
+
+def _check_scale(sgm: SGM) -> None:
+    try:
+        inspect.signature(sgm.prototype_guide).bind_partial(scale=1.0)
+    except TypeError:
+        raise ValueError(
+            "A widened q(η | x) is the SGM's guide with an argument `scale`, a factor of its standard deviations, and this one "
+            "takes none: add it, as `sgm_ppl.models.encoders.prototype_guide` has it, or leave out `widened`."
+        ) from None

@@ -5,6 +5,7 @@ import sys
 import textwrap
 import warnings
 from itertools import pairwise
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -124,6 +125,17 @@ def test_monte_carlo_standard_error_is_that_of_repeats(weights):
     np.testing.assert_allclose(
         np.mean([r.mean_mc_standard_error for r in repeats]), np.std([r.mean for r in repeats]), rtol=0.3
     )
+
+
+def test_monte_carlo_standard_error_is_not_too_small_where_a_few_particles_are_all_there_is():
+    """Log-weights of N(0, 10²): the bounds of repeats differ by more than 1, which is all that the delta method can say."""
+    draws = np.random.default_rng(0).normal(scale=10, size=(200, 300, 4))
+    repeats = [Estimate.from_log_weights(part) for part in draws]
+    spread = np.std([r.per_image for r in repeats], axis=0)
+    assert (spread > 2).all()
+    claimed = np.mean([r.mc_standard_error for r in repeats], axis=0)
+    assert (claimed > 0.9 * spread).all()
+    assert (claimed < 2 * spread).all()
 
 
 def test_agrees_with_renyi_elbo_on_the_same_draws():
@@ -268,12 +280,13 @@ def test_a_program_is_traced_in_the_first_call_alone():
     assert runs  # other shapes are another program
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux tells a process's peak memory there")
 def test_neither_particles_nor_images_raise_peak_memory():
     """A decoder of 20,000 pixels: 100 more particles for 4 images, or 40 more images with 10 particles, would be 32 MB more
     for every array if they ran at once.
     """
     script = """
-        import resource
+        import pathlib
         import jax, jax.numpy as jnp, numpy as np, numpyro, numpyro.distributions as dist
         from sgm_ppl.inference import iwlb
 
@@ -290,7 +303,7 @@ def test_neither_particles_nor_images_raise_peak_memory():
         for particles, images in ((100, 8), (100, 8), (200, 8), (800, 8), (100, 16), (100, 64)):  # the first compiles
             x = np.zeros((images, 1), np.float32) * np.ones(20_000, np.float32)
             iwlb(jax.random.key(0), model, guide, {}, x, num_particles=particles)
-            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+            print(pathlib.Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
     """
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
     _, once, *more = map(int, run.stdout.split())
@@ -477,12 +490,22 @@ def test_compare_pairs_the_images():
     assert table.rows[1].difference_standard_error == pytest.approx(stats.sem(b - a))
     assert table.rows[1].standard_error == pytest.approx(stats.sem(b))
     lines = str(table).splitlines()
-    assert lines[0] == "| model | mean over 50 images | difference to VAE |"
+    assert lines[0] == "| model | mean over 50 images | difference to VAE | median | images better |"
     assert lines[2].startswith("| VAE | ")
     assert len({line.count("|") for line in lines}) == 1
     assert compare({"VAE": PerImage(a), "InvVAE": PerImage(b)}, baseline="InvVAE").rows[0].difference < 0
     weighted = compare({"VAE": Estimate.from_log_weights(a[None]), "InvVAE": Estimate.from_log_weights(b[None])})
     assert str(weighted).splitlines()[0].endswith("| K | images untrusted |")
+
+
+def test_a_single_image_moves_the_mean_and_not_the_median():
+    a = np.arange(101.0)
+    b = a + 1
+    b[7] -= 1000
+    row = compare({"VAE": PerImage(a), "InvVAE": PerImage(b)}).rows[1]
+    assert row.difference == pytest.approx(1 - 1000 / 101)
+    assert row.median_difference == pytest.approx(1)
+    assert row.share_better == pytest.approx(100 / 101)
 
 
 def test_compare_refuses_other_images():

@@ -342,6 +342,23 @@ def test_bad_input_is_explained(params):
         handlers.substitute(run, data=params)(nets=NETS, sgm=TURNED, space="prototype")
     with pytest.raises(ValueError, match=r"take images \[n, 4, 4, 1\]; got shape \(2, 8, 8, 1\)"):
         run(jnp.zeros((2, 8, 8, 1)), nets=NETS, sgm=TURNED)
+    trained = {"nets": TinyNets((8, 8, 1)), "sgm": warm_sgm(ROTATION, (8, 8, 1))}
+    for space in ("observation", "prototype"):
+        with pytest.raises(ValueError, match=r"take images \[n, 8, 8, 1\]; got shape \(2, 4, 4, 1\)"):
+            iwlb(random.key(0), inv_vae, inv_vae_guide, {}, X, num_particles=1, space=space, **trained)
+    without_scale = SGM(ROTATION, rotations, lambda x: wide_guide(x), (4, 4, 1))
+    with pytest.raises(ValueError, match="guide with an argument `scale`"):
+        iwlb(
+            random.key(0),
+            inv_vae,
+            inv_vae_guide,
+            params,
+            X,
+            num_particles=1,
+            nets=NETS,
+            sgm=without_scale,
+            widened=True,
+        )
     other = SGM(ROTATION, rotations, wide_guide, (28, 28, 1))
     for program in (inv_vae, inv_vae_guide):
         with pytest.raises(ValueError, match=r"SGM was trained on images \(28, 28, 1\).*are for \(4, 4, 1\)"):
