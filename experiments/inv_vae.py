@@ -11,7 +11,7 @@ from sgm_ppl.experiments.config import Evaluation, Preset
 from sgm_ppl.experiments.recipes import SGM_PRESETS
 from sgm_ppl.experiments.runs import Run
 from sgm_ppl.experiments.symmetries import PAPER_SGM, SGM_FILE, SgmOptions, load_sgm, train_sgm
-from sgm_ppl.experiments.vae import PARAMS, VaeConfig, draw, fit_vae, scores
+from sgm_ppl.experiments.vae import PARAMS, VaeConfig, bits_per_dim, draw, fit_vae, scores
 
 if TYPE_CHECKING:
     import jax
@@ -108,7 +108,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Bound and reconstruction error in both spaces: see `sgm_ppl.models.inv_vae`. Only "observation" bounds log p(x).
 
-    "prototype" uses q(η | x) as the SGM has it, like the paper; "observation" uses the refitted proposal.
+    "prototype" uses q(η | x) as the SGM has it, like the paper; "observation" uses the refitted proposal. With dequantisation,
+    images have the noise here and prototypes have it in the VAE's training, so that "prototype" sees warped noise.
     """
     import jax
     import jax.numpy as jnp
@@ -124,17 +125,16 @@ def evaluate(
     sgm = sgm or load_sgm(config.sgm, trained.folder / SGM_FILE, nets.image_shape)
     params, observation = (load_params(trained.folder / name) for name in (PARAMS, OBSERVATION_PARAMS))
     metrics: dict[str, Any] = {"images": len(x), "particles": evaluation.particles}
-    kept: dict[str, Any] = {"num_dims": x[0].size, "dequantised": config.dequantise}
     common: dict[str, Any] = {"nets": nets, "sgm": sgm}
 
     options: dict[str, Any] = {"num_particles": evaluation.particles, "progress": True, **common}
     bound = iwlb(keys[0], inv_vae, inv_vae_guide, observation, x, space="observation", widened=True, **options)
     error = reconstruction_error(keys[1], inv_vae, inv_vae_guide, observation, x, widened=True, **common)
     to_inference_data(bound, path=run.folder / "inference_data.nc")
-    metrics["observation"] = scores(bound, error, **kept)
+    metrics["observation"] = scores(bound, error) | bits_per_dim(bound, x, dequantised=config.dequantise)
 
     bound = iwlb(keys[2], inv_vae, inv_vae_guide, params, x, space="prototype", **options)
     error = reconstruction_error(keys[3], vae, vae_guide, params, np.asarray(sgm.prototype(jnp.asarray(x))), nets=nets)
     to_inference_data(bound, path=run.folder / "inference_data_prototype.nc")
-    metrics["prototype"] = scores(bound, error, **kept)
+    metrics["prototype"] = scores(bound, error)
     return metrics

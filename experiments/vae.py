@@ -27,6 +27,7 @@ __all__ = [
     "TrainVae",
     "VaeConfig",
     "VaeOptions",
+    "bits_per_dim",
     "bound_scores",
     "draw",
     "evaluate",
@@ -240,20 +241,22 @@ def measure(
     return {
         "images": len(x),
         "particles": evaluation.particles,
-        **scores(bound, error, num_dims=x[0].size, dequantised=dequantised),
+        **scores(bound, error),
+        **bits_per_dim(bound, x, dequantised=dequantised),
     }
 
 
-def scores(bound: Estimate, error: PerImage, *, num_dims: int, dequantised: bool) -> dict[str, Any]:
-    """The numbers of figure 9, and how far to trust them. Nats are those of pixels in [0, 1].
-
-    Bits per dimension are a code length of 8-bit images where these were dequantised, and else minus a log-density.
-    """
+def scores(bound: Estimate, error: PerImage) -> dict[str, Any]:
+    """The numbers of figure 9, and how far to trust them. Nats are those of pixels in [0, 1]."""
     return {
         **bound_scores(bound),
-        "bits_per_dim": bound.bits_per_dim(num_dims, levels=256 if dequantised else 1),
         "reconstruction_mse": {"mean": error.mean, "standard_error": error.standard_error},
     }
+
+
+def bits_per_dim(bound: Estimate, x: np.ndarray, *, dequantised: bool) -> dict[str, float]:
+    """A code length of the 8-bit images `x` where these were dequantised, and else minus a log-density."""
+    return {"bits_per_dim": bound.bits_per_dim(x[0].size, levels=256 if dequantised else 1)}
 
 
 def bound_scores(bound: Estimate) -> dict[str, Any]:

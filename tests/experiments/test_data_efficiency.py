@@ -152,7 +152,7 @@ def test_every_cell_runs_once_and_a_second_time_none_does(config, tmp_path, caps
     assert not list(folder.folder.rglob(LOCK))
     assert folder.figure("data_efficiency").read_bytes().startswith(b"\x89PNG")
     assert (folder.folder / "table.md").read_text() in capsys.readouterr().out
-    assert run(config, folder, work=work) == metrics
+    assert json.dumps(run(config, folder, work=work)) == json.dumps(metrics)
     assert len(calls) == 16
     assert json.dumps(metrics)
     assert metrics["table"]["model"] == ["vae", "invvae", "invvae"] * 4
@@ -229,11 +229,13 @@ def test_an_sgm_is_trained_once_a_setting_and_shared(config, tmp_path):
         if not (out / "sgm.npz").exists():
             trained.append((out.name, len(x)))
             (out / "sgm.npz").write_text(out.name)
+            (out / "mine.py").write_text("a prior of the user's")
         return (out / "sgm.npz").read_text()
 
     def work(cell, training, evaluation, run, sgm):
         used[cell] = sgm()
         assert (run.folder / "sgm.npz").read_text() == used[cell]
+        assert (run.folder / "mine.py").read_text() == "a prior of the user's"
         return pretend(cell, training, evaluation, run, sgm)
 
     run(config, Run.open(tmp_path / "grid", config), work=work, train_sgm=train)
@@ -272,7 +274,10 @@ def test_summary_has_means_and_paired_differences_over_seeds():
     cells = [
         (Cell(model, 5, 0.0, seed), {"observation": {"images": 20, **scored(v)}}) for (model, seed), v in values.items()
     ]
-    inv = (Cell("invvae", 5, 0.0, 0), {"images": 20, "observation": scored(9.0), "prototype": scored(50.0)})
+    inv = (
+        Cell("invvae", 5, 0.0, 0),
+        {"images": 20, "validation_elbo": 1.5, "observation": scored(9.0), "prototype": scored(50.0)},
+    )
     plain, augmented, observed, prototype = summarise([*cells, inv])
     assert (plain.iwlb, augmented.iwlb) == (15.0, 19.0)
     assert plain.iwlb_standard_error == pytest.approx(np.std([10, 20], ddof=1) / np.sqrt(2))
@@ -282,6 +287,11 @@ def test_summary_has_means_and_paired_differences_over_seeds():
     assert math.isnan(observed.iwlb_standard_error)
     assert math.isnan(prototype.over_vae)
     assert plain.untrusted == 0.25
+    assert (plain.iwlb_standard_error_of_images, plain.median_ess, plain.elbo) == (1.0, 30.0, 12.0)
+    assert [row.training_elbo for row in (prototype, observed)] == [
+        pytest.approx(1.5),
+        pytest.approx(math.nan, nan_ok=True),
+    ]
 
 
 def test_models_of_a_setting_are_compared_image_by_image(config, tmp_path):
@@ -297,14 +307,18 @@ def test_models_of_a_setting_are_compared_image_by_image(config, tmp_path):
 
     config = dataclasses.replace(config, shares=(1.0,))
     folder = Run.open(tmp_path / "grid", config)
-    run(config, folder, work=work)
+    summary = run(config, folder, work=work)
     text = (folder.folder / "paired.md").read_text()
     upright, turned, *_ = text.split("### ")[1:]
-    assert upright.startswith("80 images, ±0°, seed 0\n\n| model | mean over 50 images | difference to VAE |")
+    assert upright.startswith(
+        "80 images, ±0°, seed 0\n\n| model | mean over 50 images | difference to VAE | median | images better |"
+    )
     mean, error = difficulty.mean(), difficulty.std(ddof=1) / np.sqrt(50)
-    assert f"| VAE | {mean:.4f} ± {error:.4f} |  | 1 | 0 |" in upright
+    assert f"| VAE | {mean:.4f} ± {error:.4f} |  |  |  | 1 | 0 |" in upright
     paired_error = gain.std(ddof=1) / np.sqrt(50)
-    assert f"| {gain.mean():+.4f} ± {paired_error:.4f} | 1 | 0 |" in upright
+    assert f"| {gain.mean():+.4f} ± {paired_error:.4f} | {np.median(gain):+.4f} | 100% | 1 | 0 |" in upright
+    (row, *_) = (r for r in summary["table"]["iwlb_median"])
+    assert row == pytest.approx(np.median(difficulty) + 0.5)  # of two seeds, 0 and 1
     assert turned.startswith("80 images, ±90°, seed 0")
     assert "InvVAE" not in turned
     assert "###" not in paired(cells_of(config, 80), tmp_path)
@@ -317,7 +331,11 @@ def test_paper_is_converted_to_our_pixels():
         3 * (dist.Normal(0, 0.5).log_prob(0.1) - dist.Normal(0, 1).log_prob(0.2))
     )
     text = table(summarise([(Cell("vae", 4000, 90.0, 0), {"images": 20, "observation": scored(1700.0)})]), "digits")
-    assert "| VAE | observation | 4,000 | ±90° | 1 | 1700.0 |  | 1697.0 | 0.0200 | 25% |" in text
+    assert (
+        "| VAE | observation | 4,000 | ±90° | 1 | 1700.0 | 1.0 |  |  | 1697.0 |  | 0.0200 | 1.00 | 30.0 | 25% |" in text
+    )
+    assert len({line.count("|") for line in text.split("The paper")[0].splitlines() if "|" in line}) == 1
+    assert "AugVAE has almost the same with 12,500 images." in text
     assert "| VAE | 12,500 | 1555 (1012) | 1395 (852) | 1353 (810) |" in text
     assert "InvVAE 0.0045 to 0.0045 (0.018 to 0.018)" in text
     assert "The paper" not in table([], "sprites")
