@@ -213,11 +213,13 @@ def load_equivae(folder: Path | str) -> EquiVAE:
 def error_rates(model: EquiVAE, split: Split) -> dict[str, float]:
     """The share of wrong classes by every rule that the model has."""
     from sgm_ppl.inference.equivae import error_rate
+    from sgm_ppl.models.equivae_complementary import check_class_labels
 
+    labels = check_class_labels(split.labels, len(split.images), model.nets.classes)
     rules = ["distance"]
     rules += ["classifier"] if model.classifier is not None else []
     rules += ["posterior"] if "posterior$params" in model.params else []
-    return {rule: error_rate(model.classify(split.images, by=rule), split.labels) for rule in rules}  # type: ignore[arg-type]
+    return {rule: error_rate(model.classify(split.images, by=rule), labels) for rule in rules}  # type: ignore[arg-type]
 
 
 def run(config: TrainEquiVae, run: Run) -> dict[str, Any]:
@@ -243,10 +245,11 @@ def evaluate(config: TrainEquiVae, trained: Run, evaluation: Evaluation, run: Ru
 
     from sgm_ppl.inference import iwlb, to_inference_data
     from sgm_ppl.models.equivae import equivae, equivae_guide
-    from sgm_ppl.models.equivae_complementary import NOBODY, LabelledPool, choose
+    from sgm_ppl.models.equivae_complementary import NOBODY, LabelledPool, check_class_labels, choose
 
     data = config.load_data()
     split = evaluation.select(data)
+    labels = check_class_labels(split.labels, len(split.images), classes_of(data))
     labelled, _ = split_labelled(data.train, config.labels, classes_of(data), config.seed)
     pool = LabelledPool.of(labelled.images, labelled.labels, classes_of(data))
     model = load_equivae(trained.folder)
@@ -262,7 +265,7 @@ def evaluate(config: TrainEquiVae, trained: Run, evaluation: Evaluation, run: Ru
         equivae_guide,
         model.params,
         x,
-        split.labels if config.labels is None else None,
+        labels if config.labels is None else None,
         weights,
         num_particles=evaluation.particles,
         progress=True,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sgm_ppl.data import Split
-from sgm_ppl.experiments import Evaluation, Run, equivae, equivae_semi, equivae_supervised
-from sgm_ppl.experiments.equivae import EquiVaeOptions, load_equivae, save_equivae, split_labelled
+from sgm_ppl.experiments import Evaluation, Run, equivae, equivae_semi, equivae_supervised, load_config
+from sgm_ppl.experiments.equivae import EquiVaeOptions, error_rates, load_equivae, save_equivae, split_labelled
 from sgm_ppl.experiments.equivae_figures import draw_plane, one_of_each
 from sgm_ppl.experiments.equivae_supervised import mean_and_error
 from sgm_ppl.inference.equivae import PAPER, Recipe
@@ -53,6 +53,9 @@ def test_presets_are_the_papers():
         few = equivae_semi.PRESETS[preset]
         assert (few.latent, few.dense, few.m_max, few.data) == (8, (64, 32), 4, "mnist")
     assert equivae_semi.PRESETS["paper"].labels == (100, 600, 1000, 3000)
+    images_a_step = 32 * (1 + 2 + 4 + 8) / 4
+    epochs = np.array(equivae_semi.PRESETS["paper"].steps_by_labels) * images_a_step / 55_000
+    np.testing.assert_allclose(epochs, [20, 25, 30, 35], atol=2e-3)
     assert set(vars(Recipe())) <= set(vars(EquiVaeOptions()))
 
 
@@ -92,12 +95,15 @@ def test_supervised_leaves_table_and_figures(data, tmp_path, monkeypatch):
 
 
 def test_semi_supervised_leaves_a_table(data, tmp_path, monkeypatch):
-    config = small(equivae_semi.PRESETS["smoke"], data, labels=(4,), benchmark_steps=2)
+    config = small(equivae_semi.PRESETS["smoke"], data, labels=(4,), steps_by_labels=(3,), benchmark_steps=2)
     run = Run.open(tmp_path / "run", config)
+    with pytest.raises(ValueError, match=r"a number for each of `labels`, or none; got \(3,\) for \(4, 8\)"):
+        equivae_semi.run(dataclasses.replace(config, labels=(4, 8)), run)
     metrics = equivae_semi.run(config, run)
     assert set(metrics["error"]["4"]) == {"posterior", "distance", "benchmark"}
     assert "| 4 | 1 | " in (run.folder / "table.md").read_text()
     assert is_png(Run(run.folder / "cells" / "4-0"), *FIGURE_4)
+    assert load_config(run.folder / "cells" / "4-0", equivae_semi.OneCell).steps == 3
     test = config.load_data().test
     wrong = load_equivae(run.folder / "cells" / "4-0").classify(test.images, by="posterior") != test.labels
     assert wrong.mean() == pytest.approx(metrics["error"]["4"]["posterior"])
@@ -134,6 +140,8 @@ def test_a_model_is_loaded_from_its_folder_without_the_data(data, tmp_path):
     assert loaded.nets == nets
     for name in ("params", "class_r", "class_means", "classifier"):
         jax.tree.map(np.testing.assert_array_equal, getattr(loaded, name), getattr(model, name))
+    with pytest.raises(ValueError, match=r"Labels must lie in 0..1, one of 2 classes; image 0 has 7"):
+        error_rates(model, Split(np.zeros((1, 8, 8, 1), np.float32), np.array([7])))
     save_equivae(tmp_path, dataclasses.replace(model, classifier=None))
     assert load_equivae(tmp_path).classifier is None
 
