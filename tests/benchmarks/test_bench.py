@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import math
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,23 @@ def test_cases_run_again_and_again(name):
     run()
     assert case.operations(settings) > 0
     assert case.per(settings) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux tells a process's peak memory there")
+def test_the_papers_bound_needs_less_than_two_gibibytes_for_any_number_of_images():
+    """InvVAE with the paper's networks and K = 300. The sibling in the default run has a smaller model: test_importance.py."""
+    script = """
+        import pathlib
+        from sgm_ppl.benchmarks.cases import CASES, SETTINGS
+        for images in (4, 64):
+            CASES["bound"].make(SETTINGS["paper"].changed({"bound_images": images}))()()
+            print(pathlib.Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    few, many = (int(line) / 2**20 for line in done.stdout.split())
+    assert many < 2
+    assert many <= 1.1 * few
 
 
 def test_settings_change_where_they_should():
