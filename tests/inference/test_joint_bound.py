@@ -287,7 +287,7 @@ def test_after_training_the_averaged_encoder_hardly_sees_rotations(key):
     x = soft_images(60, 12)
     nets = JointNets((12, 12, 1), latent=3, filters=(), hidden=(24,), flow_hidden=(8,), transform=ROTATION)
     model, guide = (partial(program, nets=nets) for program in (joint, joint_guide))
-    training = JointTraining(steps=60, batch_size=30, learning_rate=1e-2, beta=(1.0, 1.0))
+    training = JointTraining(steps=120, batch_size=30, learning_rate=1e-2, beta=(1.0, 1.0))
     result = fit_joint(model, guide, x, key=key, training=training, progress=False)
     change = encoder_change(random.key(1), nets, result.params, x)
     assert change.bare > 5e-3
