@@ -14,7 +14,7 @@ from sgm_ppl.inference.fit import Prepare
 __all__ = ["kl_weight", "weighing_latents", "with_kl_warmup"]
 
 
-def kl_weight(step: Array, share: float, steps: int) -> Array:
+def kl_weight(step: Array | int, share: float, steps: int) -> Array:
     """min(1, step / (share · steps)): the weight of the divergence in this step."""
     return jnp.minimum(1.0, step / (share * steps))
 
