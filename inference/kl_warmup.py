@@ -16,6 +16,8 @@ __all__ = ["kl_weight", "weighing_latents", "with_kl_warmup"]
 
 def kl_weight(step: Array | int, share: float, steps: int) -> Array:
     """min(1, step / (share · steps)): the weight of the divergence in this step."""
+    if not 0 < share <= 1:
+        raise ValueError(f"`kl_warmup` is a share of the steps in (0, 1], or 0 for none; got {share}.")
     return jnp.minimum(1.0, step / (share * steps))
 
 

@@ -67,3 +67,11 @@ def test_the_weight_goes_with_what_is_prepared():
     (alone,), options = with_kl_warmup(None, 0.5, 40)(random.key(0), 40, X)
     assert alone is X
     np.testing.assert_allclose(options["kl_weight"], 1.0)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_a_share_outside_of_the_training_is_refused(share):
+    with pytest.raises(
+        ValueError, match=rf"`kl_warmup` is a share of the steps in \(0, 1\], or 0 for none; got {share}"
+    ):
+        with_kl_warmup(None, share, 40)(random.key(0), 0, X)
