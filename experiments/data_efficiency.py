@@ -90,7 +90,6 @@ PRESETS: dict[Preset, DataEfficiency] = {
         "laptop",
         sgm=RECIPES["digits"]["laptop"],  # with 700 steps of stage 1 it turns what was not turned
         refit_steps=300,
-        evaluation=Evaluation(particles=300, images=100),
     ),
     "paper": _preset("paper", shares=(1.0, 0.5, 0.25), rotations=(0.0, 15.0, 90.0, 180.0), repeats=3),
 }
