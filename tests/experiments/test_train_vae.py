@@ -45,3 +45,23 @@ def test_evaluation_measures_the_trained_parameters(config, trained, tmp_path):
     assert metrics["iwlb"]["mean"] == pytest.approx(trained.metrics["validation_elbo"], abs=30)
     assert 0 < metrics["reconstruction_mse"]["mean"] < 1
     assert json.dumps(metrics)
+
+
+def test_the_best_parameters_are_those_of_the_highest_validation(config, tmp_path):
+    """Ten images are learnt by heart: validation falls in the end, and what is kept is from before."""
+    by_heart = dataclasses.replace(config, train=10, steps=300, learning_rate=0.03, keep="best")
+    last = dataclasses.replace(by_heart, keep="last")
+    folders = {settings: Run.open(tmp_path / settings.keep, settings) for settings in (by_heart, last)}
+    metrics = {settings: run(settings, folder) for settings, folder in folders.items()}
+    looks = [e for e in read_log(folders[by_heart].folder / "log.jsonl", "vae") if "validation_elbo" in e]
+    best = max(looks, key=lambda entry: entry["validation_elbo"])
+    assert looks[-1]["validation_elbo"] < best["validation_elbo"] - 1
+    assert metrics[by_heart] == {key: best[key if key != "steps" else "step"] for key in ("steps", "validation_elbo")}
+    assert metrics[last] == {"steps": 300, "validation_elbo": looks[-1]["validation_elbo"]}
+
+    bounds = {
+        settings.keep: evaluate(settings, folder, Evaluation(particles=20, split="validation"), folder)["elbo"]
+        for settings, folder in folders.items()
+    }
+    assert bounds["best"] == pytest.approx(best["validation_elbo"], abs=3)
+    assert bounds["last"] < bounds["best"]
