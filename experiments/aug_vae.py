@@ -46,10 +46,10 @@ def run(config: TrainAugVae, run: Run, sgm: SGM | None = None) -> dict[str, Any]
     from sgm_ppl.inference.augment import resampled
 
     data = config.load_data()
-    sgm_key, vae_key, draw_key = jax.random.split(jax.random.key(config.seed), 3)
+    vae_key, sgm_key, draw_key = jax.random.split(jax.random.key(config.seed), 3)
     sgm = sgm or train_sgm(config.sgm, data.train.images, key=sgm_key, out=run.folder)
     shown = Evaluation(images=10).select(data).images
     again = sgm.resample(draw_key, jnp.asarray(shown), 3)
     write_grid(run.figure("resampled"), [shown, *np.asarray(again).swapaxes(0, 1)])
-    images = (data.train.images, data.validation.images)
+    images = (data.train.images, Evaluation(images=1000, split="validation").select(data).images)
     return fit_vae(config, *images, shown, key=vae_key, run=run, prepare=resampled(sgm))[1]

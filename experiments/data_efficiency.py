@@ -243,7 +243,8 @@ def _shared_sgm(training: Any, cell: Cell, folder: Path, opened: Run, train: Cal
         if not mine:
             raise SgmIsBeingTrained
         x = training.load_data().train.images
-        sgm = train(training.sgm, x, key=jax.random.fold_in(jax.random.key(cell.seed), 1), out=folder)
+        key = jax.random.split(jax.random.key(cell.seed), 3)[1]  # as `sgm-ppl train augvae` has it
+        sgm = train(training.sgm, x, key=key, out=folder)
         for path in (folder / SGM_FILE, *folder.glob("*.py")):  # with the copy of a user's prior, if there is one
             if path.is_file():
                 shutil.copyfile(path, opened.folder / path.name)

@@ -47,35 +47,42 @@ def run(config: TrainInvVae, run: Run, sgm: SGM | None = None) -> dict[str, Any]
     import jax.numpy as jnp
     import numpy as np
 
-    from sgm_ppl.inference import save_params
     from sgm_ppl.models.inv_vae import inv_vae, inv_vae_guide
 
     data = config.load_data()
-    sgm_key, vae_key, refit_key, draw_key = jax.random.split(jax.random.key(config.seed), 4)
+    vae_key, sgm_key, refit_key, draw_key = jax.random.split(jax.random.key(config.seed), 4)
     sgm = sgm or train_sgm(config.sgm, data.train.images, key=sgm_key, out=run.folder)
     shown = Evaluation(images=10).select(data).images
-    images = (data.train.images, data.validation.images[:1000], shown)
+    images = (data.train.images, Evaluation(images=1000, split="validation").select(data).images, shown)
     prototypes = [np.asarray(sgm.prototype(jnp.asarray(x))) for x in images]
     params, metrics = fit_vae(config, *prototypes, key=vae_key, run=run)
-    observation = _refit(config, sgm, params, data.train.images, refit_key, run)
-    save_params(run.folder / OBSERVATION_PARAMS, observation)
+    _refit(config, sgm, params, *images[:2], refit_key, run)
     model, guide = (partial(p, nets=config.nets(shown.shape[1:]), sgm=sgm) for p in (inv_vae, inv_vae_guide))
     draw(run.figure("observations"), draw_key, model, guide, params, shown)
     return metrics
 
 
 def _refit(
-    config: TrainInvVae, sgm: SGM, params: dict[str, Any], x: np.ndarray, key: jax.Array, run: Run
-) -> dict[str, Any]:
-    """The parameters for observation space: decoder, p(z) and SGM stay, noise and proposal are fitted by the ELBO.
+    config: TrainInvVae,
+    sgm: SGM,
+    params: dict[str, Any],
+    train: np.ndarray,
+    validation: np.ndarray,
+    key: jax.Array,
+    run: Run,
+) -> None:
+    """Leave the parameters for observation space: decoder, p(z) and SGM stay, noise and proposal are fitted by the ELBO.
 
     The scales start an order of magnitude or more from where they belong, so they have a larger learning rate.
     """
+    import jax
     import jax.numpy as jnp
     import optax
+    from numpyro.infer import Trace_ELBO
 
     from sgm_ppl.inference import adamw
     from sgm_ppl.inference.augment import dequantised
+    from sgm_ppl.inference.best import Keeper
     from sgm_ppl.inference.refit import refit
     from sgm_ppl.models.inv_vae import inv_vae, inv_vae_guide
     from sgm_ppl.models.vae import PIXEL_SCALE
@@ -86,21 +93,32 @@ def _refit(
         {name: adamw(rate, weight_decay=0.0, **schedule) for name, rate in learning_rates.items()},
         {name: name for name in learning_rates},
     )
-    options: dict[str, Any] = {"nets": config.nets(x.shape[1:]), "sgm": sgm, "widened": True}
-    return refit(
-        partial(inv_vae, **options),
-        partial(inv_vae_guide, **options),
+    options: dict[str, Any] = {"nets": config.nets(train.shape[1:]), "sgm": sgm, "widened": True}
+    model, guide = partial(inv_vae, **options), partial(inv_vae_guide, **options)
+    fit_key, noise_key, validate_key = jax.random.split(key, 3)
+    held_out = jnp.asarray(config.to_measure(noise_key, validation))
+
+    @jax.jit
+    def elbo(params: Any) -> jax.Array:
+        return -Trace_ELBO().loss(validate_key, params, model, guide, held_out) / len(held_out)
+
+    keeper = Keeper(run.folder / OBSERVATION_PARAMS, elbo, config.keep)
+    last = refit(
+        model,
+        guide,
         params | {"eta_widening": jnp.ones(sgm.transform.dim)},
-        x,
+        train,
         only=list(learning_rates),
         optimiser=optimiser,
-        key=key,
+        key=fit_key,
         steps=config.refit_steps,
         batch_size=config.batch_size,
         prepare=dequantised() if config.dequantise else None,
+        validate=lambda params: {"elbo": keeper(params)},
         out=run.folder,
         label="refit",
     )
+    keeper.settle(last)
 
 
 def evaluate(

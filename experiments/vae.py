@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sgm_ppl.experiments.config import Config, Evaluation, Preset
 from sgm_ppl.experiments.runs import Run
 from sgm_ppl.experiments.symmetries import FamilyOptions
+from sgm_ppl.inference.best import Keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +67,7 @@ class VaeOptions:
     """The learnt scale of a pixel stays above it. Constant pixels earn −log(√2π floor) nats each."""
     dequantise: bool = False
     """Add uniform noise of one grey value to all images, so that bits per dimension are a code length."""
-    keep: Literal["last", "best"] = "last"
+    keep: Keep = "last"
     """Parameters of the last step, or the best of ten looks at validation images: few images are soon learnt by heart."""
 
     def nets(self, image_shape: tuple[int, ...]) -> VAENets:
@@ -130,7 +131,7 @@ def run(config: TrainVae, run: Run) -> dict[str, Any]:
     data = config.load_data()
     shown = Evaluation(images=10).select(data).images
     prepare = uniformly_transformed(config.family.build()) if config.augment == "uniform" else None
-    images = (data.train.images, data.validation.images)
+    images = (data.train.images, Evaluation(images=1000, split="validation").select(data).images)
     return fit_vae(config, *images, shown, key=jax.random.key(config.seed), run=run, prepare=prepare)[1]
 
 
@@ -153,9 +154,9 @@ def fit_vae(
     from numpyro import handlers
     from numpyro.infer import SVI, TraceMeanField_ELBO
 
-    from sgm_ppl.inference import adamw, fit, load_params, save_params
+    from sgm_ppl.inference import adamw, fit
     from sgm_ppl.inference.augment import dequantised
-    from sgm_ppl.inference.best import KeepBest
+    from sgm_ppl.inference.best import Keeper
     from sgm_ppl.inference.kl_warmup import weighing_latents, with_kl_warmup
     from sgm_ppl.models.vae import vae, vae_guide
 
@@ -171,13 +172,13 @@ def fit_vae(
         prepare = with_kl_warmup(prepare, options.kl_warmup, options.steps)
     svi = SVI(*trained, optimiser, TraceMeanField_ELBO())
     fit_key, noise_key, validate_key, draw_key = jax.random.split(key, 4)
-    held_out = jnp.asarray(options.to_measure(noise_key, validation[:1000]))
+    held_out = jnp.asarray(options.to_measure(noise_key, validation))
 
     @jax.jit
     def elbo(params: Any) -> jax.Array:
         return -TraceMeanField_ELBO().loss(validate_key, params, model, guide, held_out) / len(held_out)
 
-    score = KeepBest(run.folder / PARAMS, elbo) if options.keep == "best" else elbo
+    keeper = Keeper(run.folder / PARAMS, elbo, options.keep)
     result = fit(
         svi,
         train,
@@ -185,16 +186,13 @@ def fit_vae(
         batch_size=options.batch_size,
         key=fit_key,
         prepare=prepare,
-        validate=lambda params: {"elbo": score(params)},
+        validate=lambda params: {"elbo": keeper(params)},
         out=run.folder,
         label="vae",
     )
+    params = keeper.settle(result.params)
     looks = [entry for entry in result.log if "validation_elbo" in entry]
-    kept, params = looks[-1], result.params
-    if options.keep == "best":
-        kept, params = max(looks, key=lambda entry: entry["validation_elbo"]), load_params(run.folder / PARAMS)
-    else:
-        save_params(run.folder / PARAMS, params)
+    kept = max(looks, key=lambda entry: entry["validation_elbo"]) if options.keep == "best" else looks[-1]
     draw(run.figure("reconstructions_and_samples"), draw_key, model, guide, params, shown)
     return params, {"steps": kept["step"], "validation_elbo": kept["validation_elbo"]}
 

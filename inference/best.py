@@ -1,32 +1,43 @@
-"""The best of the parameters that a training passed through, by a score on images that it does not see."""
+"""Which parameters of a training are kept: the last, or the best by a score on images that it does not see."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sgm_ppl.inference.checkpoints import load_params, save_params
 
-__all__ = ["KeepBest"]
+__all__ = ["Keep", "Keeper"]
+
+Keep = Literal["last", "best"]
 
 
-class KeepBest:
-    """`score(params)`, with a file in which the parameters of the highest score so far are kept.
+class Keeper:
+    """`score(params)`, to be called in `validate`, and the file in which parameters are kept: in the end, or the best so far.
 
     The score follows from the parameters alone. An interrupted training that looks at some of them a second time therefore
     ends with the file that an unbroken one ends with.
     """
 
-    def __init__(self, path: Path, score: Callable[[Any], Any]) -> None:
+    def __init__(self, path: Path, score: Callable[[Any], Any], which: Keep) -> None:
         self.path = path
         self.score = score
-        self.highest = float(score(load_params(path))) if path.is_file() else -math.inf
+        self.which = which
+        begun = which == "best" and path.is_file()
+        self.highest = float(score(load_params(path))) if begun else -math.inf
 
     def __call__(self, params: Any) -> float:
         score = float(self.score(params))
-        if score > self.highest:
+        if self.which == "best" and score > self.highest:
             save_params(self.path, params)
             self.highest = score
         return score
+
+    def settle(self, last: Any) -> Any:
+        """The parameters that are kept, and lie in the file from now on; `last` are those after the last step."""
+        if self.which == "best":
+            return load_params(self.path)
+        save_params(self.path, last)
+        return last

@@ -26,11 +26,12 @@ def refit(
     key: jax.Array,
     steps: int,
     batch_size: int,
+    validate: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """argmax over the parameters `only` of the mean ELBO over images, from where they are; the others are data.
 
-    `params` holds all of them, and so does what is returned. Other options are those of `fit`.
+    `params` holds all of them, and so does what is returned and what `validate` is given. Other options are those of `fit`.
     """
     if unknown := sorted(set(only) - set(params)):
         raise ValueError(f"`only` names some of `params`, {sorted(params)}; got {unknown}.")
@@ -43,5 +44,7 @@ def refit(
         return handlers.scale(bound, scale=1 / num_images)
 
     svi = SVI(partly_frozen(model), partly_frozen(guide), optimiser, Trace_ELBO())
+    if validate is not None:
+        options["validate"] = lambda changed: validate(frozen | changed)
     result = fit(svi, rows, steps=steps, batch_size=batch_size, key=key, **options)
     return frozen | result.params

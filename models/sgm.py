@@ -106,10 +106,15 @@ class SGM:
         return images if eta.ndim == 3 else images[:, 0]
 
     def resample(self, key: Array, x: Array | np.ndarray, num: int | None = None) -> Array:
-        """Other natural versions of x: T_η(x̂) with η ~ p_ψ(η | x̂), [n, ...], or [n, num, ...] with `num`.  SGM 2.1."""
-        x_hat = self.prototype(x)
+        """Other natural versions of x: T_η(x̂) with η ~ p_ψ(η | x̂), [n, ...], or [n, num, ...] with `num`.  SGM 2.1.
+
+        The way from x by its prototype x̂ is composed first, (T_η ∘ T_{f(x)}⁻¹)(x), and interpolated once.
+        """
+        x, inferred = self._checked(x), self.infer(x)
+        x_hat = self._in_chunks(self._undo, inferred, x)
         eta = self.draw_eta(key, x_hat, num or 1)
-        return self.move(eta[:, 0] if num is None else eta, x_hat)
+        images = self._in_chunks(self._move_on, eta, inferred, x)
+        return images[:, 0] if num is None else images
 
     def log_odds(self, x: Array | np.ndarray, eta: Array | np.ndarray) -> Array:
         """log p(T_η(x)) − log p(x) along the orbit: log p_ψ of both poses given the prototype of x.  SGM 3.2."""
@@ -146,6 +151,17 @@ class SGM:
     @cached_property
     def _prototype(self) -> Callable[[Array], Array]:
         return jax.jit(lambda x: self.transform(location(self.q(x))).inverse()(x))
+
+    @cached_property
+    def _undo(self) -> Callable[[Array, Array], Array]:
+        return jax.jit(lambda eta, x: self.transform(eta).inverse()(x))
+
+    @cached_property
+    def _move_on(self) -> Callable[[Array, Array, Array], Array]:
+        def move_on(eta: Array, inferred: Array, x: Array) -> Array:
+            return (self.transform(eta) @ self.transform(inferred[:, None]).inverse())(x[:, None])
+
+        return jax.jit(move_on)
 
     @cached_property
     def _apply(self) -> Callable[[Array, Array], Array]:
