@@ -23,9 +23,9 @@ __all__ = [
     "to_inference_data",
 ]
 
-PARETO_K_LIMIT = 0.7  # above it the mean of the weights converges too slowly to be of use (Vehtari et al. 2024)
+PARETO_K_LIMIT = 0.7  # above it the mean of the weights converges too slowly to be of use, however many there are
 ESS_LIMIT = 5.0  # fewer effective particles: a handful of draws is the whole estimate
-GROUPS = 10  # which are compared with each other where few particles are effective
+GROUPS = 10  # at most, which are compared with each other where few particles are effective
 UNTRUSTED_SHARE = 0.05  # of images; Pareto k is itself an estimate, and a few outliers are its noise
 PSIS_MIN_PARTICLES = 25  # PSIS fits the largest fifth, and needs five points
 CONSTANT_WEIGHTS = 1e-6  # relative variance of weights that differ by rounding alone
@@ -97,8 +97,9 @@ class Estimate(PerImage):
         """IWLB_K = logsumexp_k(log w_k) − log K, in float64, with
 
         ess = (Σ w)² / Σ w²  and, by the delta method,  mc_standard_error = sd(w) / (mean(w) √K) = √((K / ess − 1) /
-        (K − 1)). That is at most 1, however wildly the weights vary: with fewer than five effective particles it is the
-        standard deviation of IWLB_{K / 10} over ten groups of particles, if that is larger, which errs on the safe side.
+        (K − 1)). That is at most 1, however wildly the weights vary: with fewer than five effective particles (or K / 2)
+        it is the standard deviation of IWLB_{K / 10} over ten groups of particles, if that is larger, which errs on the safe
+        side; infinity where some groups have no weight at all.
         """
         weights = np.asarray(log_weights)
         if weights.ndim != 2 or 0 in weights.shape:
@@ -113,7 +114,8 @@ class Estimate(PerImage):
             np.concatenate(parts, axis=-1) for parts in zip(*blocks, strict=True)
         )
         curve_at = np.array(_curve_at(len(weights)))
-        cautious = np.where(ess < ESS_LIMIT, np.fmax(mc_standard_error, between_groups), mc_standard_error)
+        few = (ess > 0) & (ess < min(ESS_LIMIT, len(weights) / 2))
+        cautious = np.where(few, np.fmax(mc_standard_error, between_groups), mc_standard_error)
         return cls(per_image, weights, cautious, ess, pareto_k, Curve(curve_at, curve))
 
     @property
@@ -125,12 +127,17 @@ class Estimate(PerImage):
         """Of the mean, from the finite number of particles alone: the images are held fixed."""
         return float(np.sqrt(np.square(self.mc_standard_error).sum()) / self.num_images)
 
+    @property
+    def pareto_k_limit(self) -> float:
+        """min(1 − 1 / log10 K, 0.7): with fewer particles a lighter tail is needed (Vehtari et al. 2024). 0.60 for K = 300."""
+        return min(1 - 1 / np.log10(max(self.num_particles, 2)), PARETO_K_LIMIT)
+
     @cached_property
     def trusted(self) -> np.ndarray:
-        """Per image: Pareto k at most 0.7 and at least 5 effective particles; with K < 25 only: any weight at all."""
+        """Per image: Pareto k within its limit and at least 5 effective particles; with K < 25 only: any weight at all."""
         if self.num_particles < PSIS_MIN_PARTICLES:
             return self.ess > 0
-        return (self.pareto_k <= PARETO_K_LIMIT) & (self.ess >= ESS_LIMIT)
+        return (self.pareto_k <= self.pareto_k_limit) & (self.ess >= ESS_LIMIT)
 
     def warn_if_untrusted(self, stacklevel: int = 2) -> None:
         """Warn when more than 5 % of the images are not `trusted`."""
@@ -138,7 +145,7 @@ class Estimate(PerImage):
         if untrusted > UNTRUSTED_SHARE * self.num_images:
             warnings.warn(
                 f"The importance weights of {untrusted} of {self.num_images} images cannot be trusted: Pareto k is "
-                f"above {PARETO_K_LIMIT} in {int((self.pareto_k > PARETO_K_LIMIT).sum())}, and fewer than "
+                f"above {self.pareto_k_limit:.2f} in {int((self.pareto_k > self.pareto_k_limit).sum())}, and fewer than "
                 f"{ESS_LIMIT:g} of {self.num_particles} particles are effective in {int((self.ess < ESS_LIMIT).sum())}"
                 ". The bound holds on average, but may lie far below log p(x). Use a wider proposal, refit the guide "
                 "to the images that are evaluated, or take more particles.",
@@ -195,13 +202,17 @@ def _group_bound(log_weights: np.ndarray, k: int) -> np.ndarray:
 
 
 def _between_groups(log_weights: np.ndarray) -> np.ndarray:
-    """The standard deviation, over disjoint groups of K / 10 particles, of their bounds, per image; NaN where K < 20."""
-    size = len(log_weights) // GROUPS
-    if size < 2:
+    """The standard deviation, over ten disjoint groups of particles, of their bounds, per image; fewer than 20 are their own.
+
+    NaN for a single particle; infinity where some groups have no weight and others do.
+    """
+    size = max(1, len(log_weights) // GROUPS)
+    groups = min(GROUPS, len(log_weights))
+    if groups < 2:
         return np.full(log_weights.shape[1], np.nan)
-    grouped = log_weights[: GROUPS * size].reshape(GROUPS, size, -1)
-    with np.errstate(invalid="ignore"):  # a group without any weight
-        return logsumexp(grouped, axis=1).std(0, ddof=1)
+    bounds = logsumexp(log_weights[: groups * size].reshape(groups, size, -1), axis=1)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isneginf(bounds).any(0), np.inf, bounds.std(0, ddof=1))
 
 
 def _summarise(log_weights: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from jax import random
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import get_importance_trace
@@ -337,6 +338,19 @@ def _check_traces(model_trace: Trace, guide_trace: Trace, params: Mapping[str, A
             "which the model observes or does not have."
         )
 
+    if not any(
+        site["infer"].get("is_auxiliary") for site in draws.values()
+    ):  # an auxiliary site's density stands for others
+        for name in sorted(latents):
+            if _is_point(draws[name]["fn"]) and not (
+                model_trace[name]["fn"].is_discrete or _is_point(model_trace[name]["fn"])
+            ):
+                raise ValueError(
+                    f'Site "{name}" of the guide is a single point, and a density in the model: a point has no density to '
+                    "weigh by, and the result would be no bound on log p(x). Give the guide a scale (AutoNormal instead of "
+                    "AutoDelta)."
+                )
+
     for side, found in sides.items():
         for name, site in found.items():
             if site["type"] == "sample" and plate_frame(site) is None:
@@ -358,6 +372,12 @@ def _check_traces(model_trace: Trace, guide_trace: Trace, params: Mapping[str, A
         for name, site in found.items():
             if site["type"] == "sample":
                 _check_site(side, name, site, group)
+
+
+def _is_point(fn: dist.Distribution) -> bool:
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return isinstance(fn, dist.Delta)
 
 
 def _check_site(side: str, name: str, site: dict[str, Any], group: int) -> None:
