@@ -72,8 +72,8 @@ class EquiVaeOptions(Recipe):
             )
         standard = {}
         if self.likelihood == "gaussian":
-            x = data.train.images
-            standard = {"pixel_mean": _numbers(x.mean((0, 1, 2))), "pixel_std": _numbers(x.std((0, 1, 2)) + 1e-6)}
+            mean, std = channel_moments(data.train.images)
+            standard = {"pixel_mean": _numbers(mean), "pixel_std": _numbers(std + 1e-6)}
         return EquiVAENets(
             (data.height, data.width, data.channels),
             classes=len(class_probs),
@@ -124,12 +124,29 @@ PRESETS: dict[Preset, TrainEquiVae] = {
 }
 
 
+def channel_moments(x: np.ndarray, chunk: int = 1_000) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each channel, in double precision: sums in single precision stall at 2²⁴."""
+    total, squares = np.zeros((2, x.shape[-1]))
+    for start in range(0, len(x), chunk):
+        part = x[start : start + chunk].astype(np.float64)
+        total += part.sum((0, 1, 2))
+        squares += np.square(part).sum((0, 1, 2))
+    count = x[..., 0].size
+    mean = total / count
+    return mean, np.sqrt(np.maximum(squares / count - mean**2, 0))
+
+
 def classes_of(data: Dataset) -> int:
-    """How many classes the training images have."""
+    """How many classes the images have, of all splits: a class without training images is found before any training."""
     from sgm_ppl.models.equivae_complementary import check_class_labels
 
-    labels = data.train.labels
-    return 0 if labels is None else int(check_class_labels(labels, len(labels), int(np.max(labels)) + 1).max()) + 1
+    if data.train.labels is None:
+        return 0
+    splits = (data.train, data.validation, data.test)
+    most = max(int(np.max(split.labels)) for split in splits) + 1
+    for split in splits:
+        check_class_labels(split.labels, len(split.images), most)
+    return most
 
 
 def split_labelled(split: Split, labels: int | None, classes: int, seed: int) -> tuple[Split, Split | None]:

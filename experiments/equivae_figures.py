@@ -20,11 +20,9 @@ __all__ = ["draw_images", "draw_plane", "draw_representations", "one_of_each"]
 SHOWN = 10  # classes, and samples of each
 
 
-def one_of_each(labels: np.ndarray, classes: int, which: int = 0) -> np.ndarray:
-    """Where the image number `which` of each class is, [class], or the last of a class that has fewer."""
-    places = [np.flatnonzero(labels == y) for y in range(classes)]
-    if missing := [y for y, place in enumerate(places) if not len(place)]:
-        raise ValueError(f"There must be an image of every class to show; there is none of {missing}.")
+def one_of_each(labels: np.ndarray, which: int = 0) -> np.ndarray:
+    """Where the image number `which` of each class is that there are images of, or the last of a class that has fewer."""
+    places = [np.flatnonzero(labels == y) for y in np.unique(labels)]
     return np.array([place[min(which, len(place) - 1)] for place in places])
 
 
@@ -36,7 +34,8 @@ def draw_images(model: EquiVAE, held_out: Split, key: jax.Array, run: Run) -> No
     y = np.arange(classes)
     new = model.sample(key, np.tile(y, SHOWN)).reshape(SHOWN, classes, *model.nets.image_shape)
     write_grid(run.figure("figure_4_samples"), list(new[:, :SHOWN]))
-    first, last = (held_out.images[one_of_each(held_out.labels, classes, which)] for which in (0, 1))
+    first, last = (held_out.images[one_of_each(held_out.labels, which)] for which in (0, 1))
+    y = np.unique(held_out.labels)
     between = model.interpolate(first, last, 8, y)
     columns = np.concatenate([first[:, None], between, last[:, None]], 1)[:SHOWN]
     write_grid(run.figure("figure_4_interpolations"), list(columns.swapaxes(0, 1)))
@@ -59,7 +58,7 @@ def draw_representations(
     v = model.v(held_out.images[chosen], r=r)
     figure = Figure(figsize=(15, 4.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    for axes, points, title in ((left, r, f"r of {m} images"), (middle, v, "v")):
+    for axes, points, title in ((left, r, f"r of {m} images"), (middle, v, "mean of v")):
         _scatter(axes, _project(points, seed), labels, f"{title}, by t-SNE")
     entries = [entry for entry in log if "validation_elbo" in entry]
     steps = [entry["step"] for entry in entries]
@@ -119,7 +118,7 @@ def _scatter(axes: Any, points: np.ndarray, labels: np.ndarray, title: str) -> N
         mine = labels == y
         axes.scatter(*points[mine].T, s=3, color=f"C{y % 10}", label=str(y), linewidths=0)
     axes.set_title(title)
-    axes.legend(fontsize=7, markerscale=3, loc="upper right")
+    axes.legend(fontsize=7, markerscale=3, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _montage(images: np.ndarray) -> np.ndarray:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,8 +94,7 @@ def _run_seed(config: OneSeed, run: Run, figures: Run | None) -> dict[str, Any]:
 
     started = time.monotonic()
     data = config.load_data()
-    train_key, head_key, benchmark_key, plane_key, draw_key = jax.random.split(jax.random.key(config.seed), 5)
-    v_key = jax.random.fold_in(draw_key, 1)
+    train_key, head_key, benchmark_key, plane_key, draw_key, v_key = jax.random.split(jax.random.key(config.seed), 6)
     model = train_equivae(config, data, None, key=train_key, run=run)
     trained = time.monotonic()
     model = fit_embedding_classifier(
@@ -113,7 +111,8 @@ def _run_seed(config: OneSeed, run: Run, figures: Run | None) -> dict[str, Any]:
     errors = error_rates(model, data.test)
     predicted = benchmark(config, data.train, data.test.images, model.nets, config.benchmark_steps, benchmark_key, run)
     errors["benchmark"] = error_rate(predicted, data.test.labels)
-    seen = {"r": model.r, "v": partial(model.v, key=v_key), "mean of v": model.v}
+    v_keys = iter(jax.random.split(v_key))  # other noise for the images that the probe learns from and is tested on
+    seen = {"r": model.r, "v": lambda x: model.v(x, key=next(v_keys)), "mean of v": model.v}
     probes = {name: linear_probe(represent, data) for name, represent in seen.items()}
     if figures is not None:
         log = read_log(run.folder / "log.jsonl", "equivae")
@@ -212,8 +211,7 @@ def table(results: list[dict[str, Any]], data: str) -> str:
     probes = {name: percent([r["probe_accuracy"][name] for r in results]) for name in PROBES}
     lines += [
         "",
-        f"A linear classifier finds the class of {probes['r']} % of the images from r, of {probes['v']} % from v, a draw. "
-        f"From the mean of q(v | r, x), each entry divided by its spread, it is {probes['mean of v']} %: entries that q leaves "
-        "at the prior have means of almost no spread, which then count as much as the others.",
+        f"A linear classifier finds the class of {probes['r']} % of the images from r, of {probes['v']} % from v, a draw, "
+        f"and of {probes['mean of v']} % from the mean of q(v | r, x), each entry divided by its spread over images.",
     ]
     return "\n".join(lines) + "\n"

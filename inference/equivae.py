@@ -17,12 +17,19 @@ from numpyro import handlers
 from numpyro.distributions import kl_divergence
 from numpyro.infer import ELBO, SVI, Trace_ELBO
 
+from sgm_ppl.data.checks import check_images
 from sgm_ppl.inference.fit import FitResult, fit
 from sgm_ppl.inference.kl_warmup import kl_weight
 from sgm_ppl.inference.optim import adamw
 from sgm_ppl.inference.self_supervised import nothing
 from sgm_ppl.models.equivae import EquiVAENets, equivae, equivae_guide, label_classifier, label_guide
-from sgm_ppl.models.equivae_complementary import NOBODY, Complementary, LabelledPool, check_class_labels, choose
+from sgm_ppl.models.equivae_complementary import (
+    NOBODY,
+    Complementary,
+    LabelledPool,
+    check_class_labels,
+    choose,
+)
 from sgm_ppl.models.equivae_trained import EquiVAE, embedding_classifier
 
 __all__ = [
@@ -115,6 +122,12 @@ def _bound(
     shared = {name: q[name]["value"] for name in ("features", "r")}
     model = handlers.seed(handlers.substitute(equivae, data=known | shared), model_key)
     p = handlers.trace(handlers.replay(model, q)).get_trace(x, y, weights, nets=nets, **options)
+    sites = (q | p).items()
+    if missing := sorted(name for name, site in sites if site["type"] == "param" and name not in known):
+        raise ValueError(
+            f"`params` must hold every parameter; {missing} would start from scratch. A supervised EquiVAE has no q(y | x): "
+            "bound images with their labels, or train with unlabelled images."
+        )
 
     reconstruction = p["x"]["fn"].log_prob(p["x"]["value"])
     kl = kl_divergence(q["v"]["fn"], nets.style_prior())
@@ -240,6 +253,7 @@ def fit_equivae(
 ) -> tuple[EquiVAE, FitResult]:
     """Train on labelled images, and where there are some on unlabelled ones too.  EquiVAE Eq. (4), (7).
 
+    `unlabelled` images must be others than those of the pool, or an image could be among those that explain it.
     `validation`, images and labels, puts the labelled bound's parts and the errors by distance and q(y | x) into the log.
     """
     if recipe.m_max < 1:
@@ -288,7 +302,7 @@ def fit_equivae(
         svi = SVI(*programs, optimiser, SemiSupervised(recipe.label_weight), **options)
     result = fit(
         svi,
-        np.arange(len(pool.labels), dtype=np.int32) if unlabelled is None else unlabelled,
+        np.arange(len(pool.labels), dtype=np.int32) if unlabelled is None else check_images(unlabelled),
         steps=recipe.steps,
         batch_size=doubling(recipe.batch_size, recipe.doublings, recipe.steps),
         key=fit_key,
@@ -322,7 +336,10 @@ def _without_labels(program: Callable) -> Callable:
 def _validation(
     pool: LabelledPool, held_out: tuple[np.ndarray, np.ndarray], nets: EquiVAENets, recipe: Recipe, key: Array
 ) -> Callable[[dict[str, Any]], dict[str, Array]]:
-    x, y = jnp.asarray(held_out[0]), jnp.asarray(check_class_labels(held_out[1], len(held_out[0]), nets.classes))
+    x, y = (
+        jnp.asarray(check_images(held_out[0])),
+        jnp.asarray(check_class_labels(held_out[1], len(held_out[0]), nets.classes)),
+    )
     draw_key, mean_key, choose_key, bound_key = jax.random.split(key, 4)
     draw = jax.jit(pool.draw, static_argnums=1)
     others, many = draw(draw_key, recipe.per_class), draw(mean_key, FOR_CLASS_MEANS)

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from sgm_ppl.data.checks import check_images
+
 __all__ = ["Complementary", "LabelledPool", "check_class_labels", "choose"]
 
 NOBODY = -1  # in place of an index: an unlabelled image, or a class that has fewer images than others
@@ -121,11 +123,9 @@ def choose(key: Array, complementary: Complementary, own: Array, m: Array | int)
 def _compact(images: np.ndarray) -> np.ndarray:
     if images.dtype == np.uint8:
         return images
-    if images.min() >= 0 and images.max() <= 1:
-        bytes_ = np.round(images * 255).astype(np.uint8)
-        if np.array_equal(bytes_ / np.float32(255), images):
-            return bytes_
-    return images.astype(np.float32)
+    images = check_images(images)
+    bytes_ = np.round(images * 255).astype(np.uint8)
+    return bytes_ if np.array_equal(bytes_ / np.float32(255), images) else images
 
 
 def _expand(images: Array) -> Array:

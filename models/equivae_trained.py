@@ -14,6 +14,7 @@ from flax import linen as nn
 from jax import Array
 from numpyro import handlers
 
+from sgm_ppl.data.checks import check_images
 from sgm_ppl.models.equivae import EquiVAENets
 from sgm_ppl.models.equivae_complementary import check_class_labels
 from sgm_ppl.models.equivae_nets import CLASSIFIER_HIDDEN
@@ -86,7 +87,12 @@ class EquiVAE:
         r is that of x unless another is given.
         """
         x = self._checked(x)
-        mean, scale = np.split(self._in_chunks(self._style, x, self.r(x, y) if r is None else r), 2, axis=-1)
+        r = self.r(x, y) if r is None else np.asarray(r)
+        if r.shape != (len(x), self.nets.latent):
+            raise ValueError(
+                f"`r` has {self.nets.latent} entries for each of the {len(x)} images; got shape {r.shape}."
+            )
+        mean, scale = np.split(self._in_chunks(self._style, x, r), 2, axis=-1)
         return mean if key is None else mean + scale * np.asarray(jax.random.normal(key, mean.shape))
 
     # --- Classes ------------------------------------------------------------------------------------------------------
@@ -141,6 +147,10 @@ class EquiVAE:
         """
         if num < 2:
             raise ValueError(f"An interpolation has two ends or more: `num` must be at least 2; got {num}.")
+        if len(first) != len(last):
+            raise ValueError(
+                f"Interpolations lead from each image to one other; got {len(first)} and {len(last)} images."
+            )
         r = (self.r(first, y) + self.r(last, y)) / 2
         ends = self.v(first, r=r), self.v(last, r=r)
         share = np.linspace(0, 1, num)[:, None]
@@ -188,7 +198,7 @@ class EquiVAE:
         return jax.jit(lambda x: posterior(x, self._summarise(self._features(x))).probs)
 
     def _checked(self, x: Array | np.ndarray) -> np.ndarray:
-        x = np.asarray(x)
+        x = check_images(x)
         self.nets.count(x, 0)  # type: ignore[arg-type]
         return x
 

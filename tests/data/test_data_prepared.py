@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import importlib.util
 import json
@@ -11,11 +12,13 @@ import subprocess
 import sys
 
 import h5py
+import jax
 import numpy as np
 import pytest
 
 from sgm_ppl.data import describe, load, measure_sprites, prepare, prepared, render_sprites
 from sgm_ppl.data.factors import FACTORS, NAMES, SHAPES
+from sgm_ppl.experiments import Run, equivae
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +57,23 @@ def test_prepared_sets_are_read_and_cached(tmp_path, noise, stand_in, name, stor
     again = load(name, data_dir=tmp_path, train=5)
     np.testing.assert_array_equal(again.train.images, data.train.images[:5])
     np.testing.assert_array_equal(again.validation.images, data.validation.images)
+
+
+def test_an_equivae_learns_from_files_of_svhn(tmp_path, noise, stand_in):
+    """From array_record files to a trained model that answers, in colour."""
+    train, test = labelled(noise(64, 32, 32, 3)), labelled(noise(20, 32, 32, 3, seed=1))
+    stand_in(tmp_path, "svhn_cropped", (32, 32, 3), {"train": train, "test": test}).download_and_prepare()
+    tiny = {"steps": 2, "doublings": 0, "train": None, "filters": (2, 2), "dense": (4, 3)}
+    config = dataclasses.replace(
+        equivae.PRESETS["smoke"], data="svhn", data_dir=tmp_path, likelihood="gaussian", m_max=2, **tiny
+    )
+    data = config.load_data()
+    assert data.train.images.shape == (60, 32, 32, 3)
+    model = equivae.train_equivae(config, data, None, key=jax.random.key(0), run=Run.open(tmp_path / "run", config))
+    assert model.nets.classes == 10
+    np.testing.assert_allclose(model.nets.pixel_mean, data.train.images.mean((0, 1, 2)), rtol=1e-5)
+    assert model.sample(jax.random.key(1), [3, 7]).shape == (2, 32, 32, 3)
+    assert model.class_probs(data.test.images).shape == (20, 10)
 
 
 def test_sets_too_small_for_validation_are_refused(tmp_path, noise, stand_in):

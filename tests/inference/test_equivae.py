@@ -177,6 +177,16 @@ def test_bounds_with_and_without_label_are_consistent(params, exact):
     assert (logsumexp(exact.elbos, axis=1) < logsumexp(exact.log_joint, axis=1)).all()
 
 
+def test_a_bound_needs_every_parameter(params):
+    """Supervised training leaves no q(y | x), and an initial one would be as good as random."""
+    supervised = {name: value for name, value in params.items() if name != "posterior$params"}
+    labelled_bound(KEY, supervised, jnp.asarray(X), Y, jnp.asarray(WEIGHTS), **SHARED)
+    with pytest.raises(
+        ValueError, match=r"\['posterior\$params'\] would start from scratch. A supervised EquiVAE has no"
+    ):
+        unlabelled_bound(KEY, supervised, jnp.asarray(X), jnp.asarray(WEIGHTS), **SHARED)
+
+
 def test_importance_weighting_finds_log_p(params, exact):
     """log p(x, y) with the label, log p(x) = logsumexp_y log p(x, y) without, against the grid."""
     options = {**SHARED, "complementary": COMPLEMENTARY, "num_particles": 4000, "particle_chunk": 2000}
@@ -364,6 +374,35 @@ def test_questions_that_have_no_answer_are_explained(supervised):
         model.interpolate(x, x, 1)
     with pytest.raises(ValueError, match="these have none: \\[1\\]"):
         EquiVAE.of(BARS, model.params, x[:1], y[:1])
+    with pytest.raises(ValueError, match=r"entries for each of the 4 images; got shape \(3, "):
+        model.v(x, r=model.r(x)[:3])
+    with pytest.raises(ValueError, match="from each image to one other; got 4 and 2 images"):
+        model.interpolate(x, x[:2], 3)
+    with pytest.raises(ValueError, match="at least one image"):
+        model.embed(x[:0])
+
+
+def test_pixels_are_bytes_or_shares_of_white(supervised):
+    model, _ = supervised
+    grey = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 1), dtype=np.uint8)
+    np.testing.assert_allclose(model.embed(grey), model.embed(grey / np.float32(255)), rtol=1e-5)
+    pool = LabelledPool.of(*bars(20, 0), 2)
+    for wrong in (2 * bars(4, 3)[0] - 1, grey.astype(np.float32)):
+        with pytest.raises(ValueError, match=r"must lie in \[0, 1\]; got values from .* Rescale them"):
+            model.embed(wrong)
+        with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+            LabelledPool.of(wrong, [0, 0, 1, 1], 2)
+        with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+            fit_equivae(pool, nets=BARS, key=jax.random.key(0), unlabelled=wrong, recipe=QUICK, progress=False)
+        with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+            fit_equivae(
+                pool,
+                nets=BARS,
+                key=jax.random.key(0),
+                validation=(wrong, np.array([0, 0, 1, 1])),
+                recipe=QUICK,
+                progress=False,
+            )
 
 
 def test_a_classifier_of_the_embedding(supervised):
