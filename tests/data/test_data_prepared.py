@@ -10,6 +10,7 @@ import math
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import h5py
 import jax
@@ -63,7 +64,7 @@ def test_an_equivae_learns_from_files_of_svhn(tmp_path, noise, stand_in):
     """From array_record files to a trained model that answers, in colour."""
     train, test = labelled(noise(64, 32, 32, 3)), labelled(noise(20, 32, 32, 3, seed=1))
     stand_in(tmp_path, "svhn_cropped", (32, 32, 3), {"train": train, "test": test}).download_and_prepare()
-    tiny = {"steps": 2, "doublings": 0, "train": None, "filters": (2, 2), "dense": (4, 3)}
+    tiny: dict[str, Any] = {"steps": 2, "doublings": 0, "train": None, "filters": (2, 2), "dense": (4, 3)}
     config = dataclasses.replace(
         equivae.PRESETS["smoke"], data="svhn", data_dir=tmp_path, likelihood="gaussian", m_max=2, **tiny
     )
