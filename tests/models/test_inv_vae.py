@@ -87,7 +87,13 @@ SCALED = SGM(Affine(("scale_x", "scale_y"), interpolation="linear"), known, know
 
 
 def params_of(nets):
-    return with_pixel_scale(initial_params(nets), nets, SIGMA) | {"known": jnp.zeros(1)}
+    """Untrained, but the mean of q(z | x) depends on x, q is wider than p(z), and p(z) is not centred."""
+    params = with_pixel_scale(initial_params(nets), nets, SIGMA) | {"known": jnp.zeros(1)}
+    last = dict(params["encoder$params"]["Dense_0"])
+    noise = 0.15 * np.random.default_rng(7).normal(size=(len(last["kernel"]), nets.latent))
+    last["kernel"] = last["kernel"].at[:, : nets.latent].add(noise.astype(np.float32))
+    last["bias"] = last["bias"].at[nets.latent :].add(0.5)
+    return params | {"encoder$params": {"Dense_0": last}, "latent_mean": jnp.full(nets.latent, 0.3)}
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +156,7 @@ def by_grid(grids):
 @pytest.mark.parametrize("name", CASES)
 def test_bound_agrees_with_grid_integration(grids, name, space):
     case = CASES[name]
-    options = {"num_particles": 9000, "particle_chunk": 3000, "nets": case.nets, "sgm": case.sgm, "space": space}
+    options = {"num_particles": 15_000, "particle_chunk": 3000, "nets": case.nets, "sgm": case.sgm, "space": space}
     estimate = iwlb(random.key(1), inv_vae, inv_vae_guide, params_of(case.nets), case.x, **options)
     assert estimate.mc_standard_error.max() < 0.05
     assert (np.abs(estimate.per_image - grids[name][space]) < 4 * estimate.mc_standard_error).all()
@@ -169,6 +175,16 @@ def test_widening_changes_the_proposal_and_not_what_it_estimates(params, by_grid
     guide = handlers.substitute(partial(inv_vae_guide, nets=NETS, sgm=TURNED, widened=True), data=wider)
     trace = jax.jit(lambda: handlers.trace(handlers.seed(guide, 0)).get_trace(X)["eta"]["fn"].base_dist.scale)
     np.testing.assert_allclose(trace(), 1.2, rtol=1e-6)
+
+
+def test_z_is_inferred_from_the_prototype_and_not_from_the_image(params):
+    eta = jnp.array([[0.7], [-1.1]])
+    guide = handlers.substitute(partial(inv_vae_guide, nets=NETS, sgm=TURNED), data=params | {"eta": eta})
+    found = handlers.trace(handlers.seed(guide, 0)).get_trace(X)["z"]["fn"].base_dist.loc
+    with handlers.block(), handlers.substitute(data=params):
+        encoder = NETS.encoder()
+    np.testing.assert_allclose(found, encoder(ROTATION(eta).inverse()(X)).base_dist.loc, rtol=1e-5)
+    assert np.abs(found - encoder(X).base_dist.loc).min() > 0.01
 
 
 # --- Any family, any prior --------------------------------------------------------------------------------------------
