@@ -33,6 +33,7 @@ NETS = TinyNets()
 ROTATION = Affine(("rotation",), interpolation="linear")  # compiles faster
 X = np.random.default_rng(0).uniform(size=(2, 4, 4, 1)).astype(np.float32)
 SIGMA = 0.5
+CENTRE = 0.3  # of p(z)
 
 
 def prior_mean(x_hat):
@@ -93,7 +94,7 @@ def params_of(nets):
     noise = 0.15 * np.random.default_rng(7).normal(size=(len(last["kernel"]), nets.latent))
     last["kernel"] = last["kernel"].at[:, : nets.latent].add(noise.astype(np.float32))
     last["bias"] = last["bias"].at[nets.latent :].add(0.5)
-    return params | {"encoder$params": {"Dense_0": last}, "latent_mean": jnp.full(nets.latent, 0.3)}
+    return params | {"encoder$params": {"Dense_0": last}, "latent_mean": jnp.full(nets.latent, CENTRE)}
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ def observation_by_grid(params, case):
     mean = case.nets.decode(params, jnp.asarray(Z[:, None], jnp.float32))
     move = jax.jit(lambda eta, x: case.transform(eta)(x))
     moved = np.asarray(move(ETA[:, None].astype(np.float32), mean[:, None]))  # [z, eta, ...]
-    prior = stats.norm(np.asarray(prior_mean(mean))[:, None], 0.6).logpdf(ETA) + stats.norm.logpdf(Z)[:, None]
+    prior = stats.norm(np.asarray(prior_mean(mean))[:, None], 0.6).logpdf(ETA) + stats.norm(CENTRE).logpdf(Z)[:, None]
     return np.array([integrate(prior + log_normal(x, moved, SIGMA)) for x in case.x])
 
 
@@ -132,7 +133,7 @@ def prototype_by_grid(params, case):
     bounds = []
     for x in case.x:
         x_hat = move(-ETA[:, None].astype(np.float32), x)
-        prior = stats.norm(np.asarray(prior_mean(x_hat)), 0.6).logpdf(ETA) + stats.norm.logpdf(Z)[:, None]
+        prior = stats.norm(np.asarray(prior_mean(x_hat)), 0.6).logpdf(ETA) + stats.norm(CENTRE).logpdf(Z)[:, None]
         bounds.append(integrate(prior + log_normal(np.asarray(x_hat)[None], mean[:, None], SIGMA)))
     return np.array(bounds)
 
