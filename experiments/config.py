@@ -64,13 +64,18 @@ class Evaluation:
     seed: int = 0
     """Draws follow from it."""
 
+    def __post_init__(self) -> None:
+        for name, number in (("particles", self.particles), ("images", self.images)):
+            if number is not None and number < 1:
+                raise ValueError(
+                    f"`{name}` must be at least 1{', or None for all' * (name == 'images')}; got {number}."
+                )
+
     def select(self, data: Dataset) -> Split:
         """The images to look at. Spread evenly, because some sets are sorted by class."""
         split: Split = getattr(data, self.split)
         there = len(split.images)
         count = there if self.images is None else min(self.images, there)
-        if count < 1:
-            raise ValueError(f"`images` must be at least 1, or None for all of them; got {self.images}.")
         return split.take(np.arange(count) * there // count)
 
 

@@ -127,11 +127,24 @@ def test_a_cell_is_a_training_with_the_options_of_the_grid(config):
         ({"rotate": 15.0}, "use --rotations; got rotate=15"),
         ({"models": ()}, "each value once"),
         ({"rotations": (90.0, 90.0)}, "each value once"),
+        ({"rotations": (0.0, 270.0)}, "between 0 and 180 degrees; got 270"),
     ],
 )
 def test_a_bad_grid_is_refused(config, options, message):
     with pytest.raises(ValueError, match=message):
         cells_of(dataclasses.replace(config, **options), 80)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"particles": 0}, "`particles` must be at least 1; got 0"),
+        ({"images": 0}, "at least 1, or None for all; got 0"),
+    ],
+)
+def test_a_bad_evaluation_is_refused_before_anything_is_trained(options, message):
+    with pytest.raises(ValueError, match=message):
+        Evaluation(**options)
 
 
 # --- Every cell once --------------------------------------------------------------------------------------------------
