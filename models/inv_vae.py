@@ -11,10 +11,10 @@ and K draws from it, `iwlb` takes the mean of the weights
 
 with the decoder's mean μ(z). The first is the paper's: the VAE's density of the prototype times the density of the
 transformation. It leaves out the change of volume from x̂ to x, and no Jacobian can put it in, since a warp of pixels is
-singular as a linear map; so it bounds no log p(x), and shrinking images makes it as large as one likes. The second is
-an ordinary importance-weighted bound on log p(x) of a program that ends in x, comparable with the VAE's own, as long as
-p(η | x̂) is a density. The von Mises prior, which repeats along the real line, is one over a single turn only: there a q(η | x)
-that reaches over several turns counts them all, log(number of turns) nats too many at most.
+singular as a linear map; so it bounds no log p(x), and shrinking images makes it as large as the floor of σ allows. The
+second is an ordinary importance-weighted bound on log p(x) of a program that ends in x, comparable with the VAE's own, as long
+as p(η | x̂) is a density. The von Mises prior, which repeats along the real line, is one over a single turn only: there a
+q(η | x) that reaches over several turns counts them all, log(number of turns) nats too many at most.
 """
 
 from __future__ import annotations

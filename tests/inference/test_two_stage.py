@@ -232,6 +232,24 @@ def test_the_scale_of_q_is_learnt(small_fit):
     assert float(trace["eta"]["fn"].base_dist.scale.max()) < 0.08
 
 
+def test_a_resampled_image_is_interpolated_once(key):
+    """Where p(η | x̂) says what f(x) says, there and back again is no way at all."""
+    turn = 0.6
+
+    def same(x_hat):
+        return numpyro.sample("eta", dist.Normal(jnp.full((x_hat.shape[0], 1), turn), 1e-7).to_event(1))
+
+    def guide(x):
+        with numpyro.plate("images", x.shape[0]):
+            numpyro.sample("eta", dist.Normal(jnp.full((x.shape[0], 1), turn), 0.1).to_event(1))
+
+    x = np.random.default_rng(0).uniform(size=(3, 12, 12, 1)).astype(np.float32)
+    model = SGM(ROTATION, same, guide, (12, 12, 1))
+    np.testing.assert_allclose(model.resample(key, x), x, atol=1e-5)
+    np.testing.assert_allclose(model.resample(key, x, 2)[:, 1], x, atol=1e-5)
+    assert np.abs(ROTATION(np.full((3, 1), turn))(model.prototype(x)) - x).max() > 0.1  # twice would blur
+
+
 def test_what_a_user_can_ask(small_fit, key):
     x, result = small_fit
     model, x = result.sgm, x[:5]
