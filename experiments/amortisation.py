@@ -16,11 +16,11 @@ from tyro.conf import arg
 from sgm_ppl.experiments import inv_vae as training
 from sgm_ppl.experiments.config import Evaluation, Preset
 from sgm_ppl.experiments.examination import REPORT
+from sgm_ppl.experiments.given_sgm import trained_sgm_below
 from sgm_ppl.experiments.inv_vae import OBSERVATION_PARAMS, TrainInvVae
 from sgm_ppl.experiments.recipes import BRIEF
 from sgm_ppl.experiments.report import Number, Picture, Section, Table, write_report
 from sgm_ppl.experiments.runs import Run, load_config
-from sgm_ppl.experiments.symmetries import SGM_FILE, load_sgm
 
 if TYPE_CHECKING:
     import jax
@@ -140,7 +140,7 @@ def run(config: Amortisation, run: Run) -> dict[str, Any]:
         source = dataclasses.replace(load_config(folder, TrainInvVae), data_dir=config.data_dir)
     data = source.load_data()
     nets = source.nets(data.test.images.shape[1:])
-    sgm = load_sgm(source.sgm, folder / SGM_FILE, nets.image_shape)
+    sgm = trained_sgm_below(source, folder, nets.image_shape)
     params = load_params(folder / OBSERVATION_PARAMS)
     key, *noise_keys = jax.random.split(jax.random.key(config.seed), 3)
     counts = (config.nuts.images, config.checks.images)

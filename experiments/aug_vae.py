@@ -6,9 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from sgm_ppl.experiments.config import Evaluation, Preset
+from sgm_ppl.experiments.given_sgm import OnSgm, sgm_below
 from sgm_ppl.experiments.recipes import SGM_PRESETS
 from sgm_ppl.experiments.runs import Run
-from sgm_ppl.experiments.symmetries import PAPER_SGM, SgmOptions, train_sgm
 from sgm_ppl.experiments.vae import PRESETS as VAE_PRESETS
 from sgm_ppl.experiments.vae import VaeConfig, evaluate, fit_vae
 
@@ -19,11 +19,8 @@ __all__ = ["PRESETS", "TrainAugVae", "evaluate", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainAugVae(VaeConfig):
+class TrainAugVae(OnSgm):
     """The VAE's training, in which every image of every batch is T_η(x̂) with η ~ p(η | x̂).  SGM section 4.2."""
-
-    sgm: SgmOptions = PAPER_SGM
-    """The SGM, which is trained first."""
 
 
 def options_of(preset: Preset) -> dict[str, Any]:
@@ -37,7 +34,7 @@ PRESETS: dict[Preset, TrainAugVae] = {
 
 
 def run(config: TrainAugVae, run: Run, sgm: SGM | None = None) -> dict[str, Any]:
-    """Train the SGM, unless one is given, and then the VAE; leave what the VAE leaves, and resampled images."""
+    """Train the SGM, unless there is one, and then the VAE; leave what the VAE leaves, and resampled images."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -47,7 +44,7 @@ def run(config: TrainAugVae, run: Run, sgm: SGM | None = None) -> dict[str, Any]
 
     data = config.load_data()
     vae_key, sgm_key, draw_key = jax.random.split(jax.random.key(config.seed), 3)
-    sgm = sgm or train_sgm(config.sgm, data.train.images, key=sgm_key, out=run.folder)
+    sgm = sgm or sgm_below(config, data.train.images, sgm_key, run.folder)
     shown = Evaluation(images=10).select(data).images
     again = sgm.resample(draw_key, jnp.asarray(shown), 3)
     write_grid(run.figure("resampled"), [shown, *np.asarray(again).swapaxes(0, 1)])

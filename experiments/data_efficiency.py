@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -18,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from sgm_ppl.experiments.aug_vae import TrainAugVae
 from sgm_ppl.experiments.claims import claimed
 from sgm_ppl.experiments.config import EVALUATIONS, Config, Evaluation, Preset
+from sgm_ppl.experiments.given_sgm import copy_sgm
 from sgm_ppl.experiments.inv_vae import PRESETS as INV_VAE_PRESETS
 from sgm_ppl.experiments.inv_vae import TrainInvVae
 from sgm_ppl.experiments.recipes import RECIPES, SGM_PRESETS
 from sgm_ppl.experiments.runs import Run
-from sgm_ppl.experiments.symmetries import PAPER_SGM, SGM_FILE, SgmOptions, train_sgm
+from sgm_ppl.experiments.symmetries import PAPER_SGM, SgmOptions, train_sgm
 from sgm_ppl.experiments.vae import PRESETS as VAE_PRESETS
 from sgm_ppl.experiments.vae import TrainVae, VaeConfig, VaeOptions
 from sgm_ppl.files import write_atomically
@@ -253,9 +253,7 @@ def _shared_sgm(training: Any, cell: Cell, folder: Path, opened: Run, train: Cal
         x = training.load_data().train.images
         key = jax.random.split(jax.random.key(cell.seed), 3)[1]  # as `sgm-ppl train augvae` has it
         sgm = train(training.sgm, x, key=key, out=folder)
-        for path in (folder / SGM_FILE, *folder.glob("*.py")):  # with the copy of a user's prior, if there is one
-            if path.is_file():
-                shutil.copyfile(path, opened.folder / path.name)
+        copy_sgm(folder, opened.folder)
     return sgm
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from sgm_ppl.experiments.aug_vae import options_of
 from sgm_ppl.experiments.config import Evaluation, Preset
+from sgm_ppl.experiments.given_sgm import OnSgm, sgm_below, trained_sgm_below
 from sgm_ppl.experiments.recipes import SGM_PRESETS
 from sgm_ppl.experiments.runs import Run
-from sgm_ppl.experiments.symmetries import PAPER_SGM, SGM_FILE, SgmOptions, load_sgm, train_sgm
-from sgm_ppl.experiments.vae import PARAMS, VaeConfig, bits_per_dim, draw, fit_vae, scores
+from sgm_ppl.experiments.vae import PARAMS, bits_per_dim, draw, fit_vae, scores
 
 if TYPE_CHECKING:
     import jax
@@ -25,11 +25,9 @@ OBSERVATION_PARAMS = "params_observation.npz"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainInvVae(VaeConfig):
+class TrainInvVae(OnSgm):
     """The VAE's training, on prototypes x̂ = T_f(x)⁻¹(x). Then, for the bound on log p(x), noise and guide are refitted."""
 
-    sgm: SgmOptions = PAPER_SGM
-    """The SGM, which is trained first."""
     refit_steps: int = 2_000
     """Steps in which σ, q(z | x̂) and the width of q(η | x) are fitted to observations, all else frozen."""
 
@@ -42,7 +40,7 @@ PRESETS: dict[Preset, TrainInvVae] = {
 
 
 def run(config: TrainInvVae, run: Run, sgm: SGM | None = None) -> dict[str, Any]:
-    """Train the SGM, unless one is given, the VAE on prototypes, and what the observation-space bound needs."""
+    """Train the SGM, unless there is one, the VAE on prototypes, and what the observation-space bound needs."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -51,7 +49,7 @@ def run(config: TrainInvVae, run: Run, sgm: SGM | None = None) -> dict[str, Any]
 
     data = config.load_data()
     vae_key, sgm_key, refit_key, draw_key = jax.random.split(jax.random.key(config.seed), 4)
-    sgm = sgm or train_sgm(config.sgm, data.train.images, key=sgm_key, out=run.folder)
+    sgm = sgm or sgm_below(config, data.train.images, sgm_key, run.folder)
     shown = Evaluation(images=10).select(data).images
     images = (data.train.images, Evaluation(images=1000, split="validation").select(data).images, shown)
     prototypes = [np.asarray(sgm.prototype(jnp.asarray(x))) for x in images]
@@ -140,7 +138,7 @@ def evaluate(
     noise_key, *keys = jax.random.split(jax.random.key(evaluation.seed), 5)
     x = config.to_measure(noise_key, evaluation.select(config.load_data()).images)
     nets = config.nets(x.shape[1:])
-    sgm = sgm or load_sgm(config.sgm, trained.folder / SGM_FILE, nets.image_shape)
+    sgm = sgm or trained_sgm_below(config, trained.folder, nets.image_shape)
     params, observation = (load_params(trained.folder / name) for name in (PARAMS, OBSERVATION_PARAMS))
     metrics: dict[str, Any] = {"images": len(x), "particles": evaluation.particles}
     common: dict[str, Any] = {"nets": nets, "sgm": sgm}
