@@ -15,11 +15,10 @@ from tyro.conf import arg
 
 from sgm_ppl.experiments import inv_vae as training
 from sgm_ppl.experiments.config import Evaluation, Preset
-from sgm_ppl.experiments.examination import REPORT
 from sgm_ppl.experiments.given_sgm import trained_sgm_below
 from sgm_ppl.experiments.inv_vae import OBSERVATION_PARAMS, TrainInvVae
 from sgm_ppl.experiments.recipes import BRIEF
-from sgm_ppl.experiments.report import Number, Picture, Section, Table, write_report
+from sgm_ppl.experiments.report import REPORT, Number, Picture, Section, Table, write_report
 from sgm_ppl.experiments.runs import Run, load_config
 
 if TYPE_CHECKING:

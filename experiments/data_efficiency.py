@@ -21,6 +21,7 @@ from sgm_ppl.experiments.given_sgm import copy_sgm
 from sgm_ppl.experiments.inv_vae import PRESETS as INV_VAE_PRESETS
 from sgm_ppl.experiments.inv_vae import TrainInvVae
 from sgm_ppl.experiments.recipes import RECIPES, SGM_PRESETS
+from sgm_ppl.experiments.report import REPORT, Picture, Section, from_markdown, write_report
 from sgm_ppl.experiments.runs import Run
 from sgm_ppl.experiments.symmetries import PAPER_SGM, SgmOptions, train_sgm
 from sgm_ppl.experiments.vae import PRESETS as VAE_PRESETS
@@ -213,9 +214,20 @@ def run(
             time.sleep(poll)
     summary = summarise((cell, _measured(_folder(folder, cell))) for cell in cells)
     text = table(summary, config.data)
+    image_by_image = paired(cells, folder)
     write_atomically(run.folder / "table.md", text.encode())
-    write_atomically(run.folder / "paired.md", paired(cells, folder).encode())
+    write_atomically(run.folder / "paired.md", image_by_image.encode())
     draw(summary, run.figure("data_efficiency"), config.data)
+    figure = Picture(
+        run.figure("data_efficiency"), "Means over seeds and their standard errors, against added rotation."
+    )
+    write_report(
+        run.folder / REPORT,
+        "What symmetries are worth",
+        f"Models of {Path(config.data).stem} with fewer images and more rotation, by importance-weighted bounds and "
+        "reconstruction errors on images that no training has seen.",
+        [Section("Figure 9", [figure]), *from_markdown(text), *from_markdown(image_by_image)],
+    )
     print(f"\n{text}")
     columns = [field.name for field in dataclasses.fields(Summary)]
     return {"cells": len(cells), "table": {name: [getattr(row, name) for row in summary] for name in columns}}

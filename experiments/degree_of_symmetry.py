@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from sgm_ppl.experiments.config import Config, Evaluation, Preset
-from sgm_ppl.experiments.examination import REPORT
 from sgm_ppl.experiments.recipes import SGM_PRESETS
-from sgm_ppl.experiments.report import Number, Picture, Section, Table, write_report
+from sgm_ppl.experiments.report import REPORT, Number, Picture, Section, Table, write_report
 from sgm_ppl.experiments.runs import Run
 from sgm_ppl.experiments.symmetries import PAPER_SGM, FamilyOptions, SgmOptions, train_sgm
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sgm_ppl.experiments.report import REPORT, Picture, Section, from_markdown, write_report
 from sgm_ppl.experiments.runs import Run
 
 if TYPE_CHECKING:
@@ -15,7 +16,15 @@ if TYPE_CHECKING:
     from sgm_ppl.data import Split
     from sgm_ppl.models.equivae_trained import EquiVAE
 
-__all__ = ["draw_images", "draw_plane", "draw_representations", "one_of_each"]
+__all__ = ["FIGURES", "draw_images", "draw_plane", "draw_representations", "one_of_each", "report_with"]
+
+FIGURES = {
+    "figure_3": "r and the mean of v, by t-SNE, coloured by class; the bound and its parts during training.",
+    "figure_4_samples": "New images: v drawn from its prior, with the r of each class, a class a column.",
+    "figure_4_interpolations": "From one real image of a class (top) to another (bottom): r stays, v moves.",
+    "figure_4_styles": "Real images (top), and below them every r with every v: rows of one class, columns of one style.",
+    "figure_5": "A model with two dimensions: where images lie, what r means at v = 0, what v means at the r of some classes.",
+}
 
 SHOWN = 10  # classes, and samples of each
 
@@ -24,6 +33,14 @@ def one_of_each(labels: np.ndarray, which: int = 0) -> np.ndarray:
     """Where the image number `which` of each class is that there are images of, or the last of a class that has fewer."""
     places = [np.flatnonzero(labels == y) for y in np.unique(labels)]
     return np.array([place[min(which, len(place) - 1)] for place in places])
+
+
+def report_with(run: Run, title: str, lead: str, text: str, figures: Run) -> None:
+    """The tables in `text`, and all of the figures of the run `figures` that there are."""
+    pictures = [
+        Picture(figures.figure(name), caption) for name, caption in FIGURES.items() if figures.figure(name).is_file()
+    ]
+    write_report(run.folder / REPORT, title, lead, [*from_markdown(text), Section("Figures", pictures)])
 
 
 def draw_images(model: EquiVAE, held_out: Split, key: jax.Array, run: Run) -> None:

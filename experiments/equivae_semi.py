@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from sgm_ppl.experiments.config import Config, Preset
@@ -67,7 +68,9 @@ class Cell(NamedTuple):
 
 
 def run(config: EquiVaeSemi, run: Run) -> dict[str, Any]:
-    """Train and measure every cell that is not finished, and leave a table."""
+    """Train and measure every cell that is not finished, and leave a table and a report, with figures of the first one."""
+    from sgm_ppl.experiments.equivae_figures import report_with
+
     if config.repeats < 1 or not config.labels:
         raise ValueError(
             f"There must be a number of labels and a seed at least; got {config.labels} and repeats={config.repeats}."
@@ -83,13 +86,15 @@ def run(config: EquiVaeSemi, run: Run) -> dict[str, Any]:
         fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(EquiVaeSemi)}
         alone = {"labels": (cell.labels,), "steps": steps[cell.labels], "steps_by_labels": ()}
         mine = OneCell(**fields | alone | {"seed": cell.seed, "repeats": 1})
-        opened = Run.open(run.folder / "cells" / f"{cell.labels}-{cell.seed}", mine)
+        opened = Run.open(_folder(run, cell), mine)
         if not opened.finished:
             print(f"[{number + 1}/{len(cells)}] {cell.labels} labels, seed {cell.seed}", flush=True)
             opened.save_metrics(_run_cell(mine, opened))
         results[cell] = opened.metrics
     text = table(results, config.data)
     write_atomically(run.folder / "table.md", text.encode())
+    lead = "A class from few labels: by an EquiVAE that also sees unlabelled images, and by a classifier that does not."
+    report_with(run, "EquiVAE, semi-supervised", lead, text, Run(_folder(run, cells[0])))
     print(f"\n{text}")
     summary: dict[str, Any] = {
         str(labels): {
@@ -99,6 +104,10 @@ def run(config: EquiVaeSemi, run: Run) -> dict[str, Any]:
         for labels in config.labels
     }
     return {"error": summary, "seconds": sum(metrics["seconds"] for metrics in results.values())}
+
+
+def _folder(run: Run, cell: Cell) -> Path:
+    return run.folder / "cells" / f"{cell.labels}-{cell.seed}"
 
 
 def _run_cell(config: OneCell, run: Run) -> dict[str, Any]:

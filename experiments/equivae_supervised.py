@@ -62,7 +62,9 @@ PRESETS: dict[Preset, EquiVaeSupervised] = {
 
 
 def run(config: EquiVaeSupervised, run: Run) -> dict[str, Any]:
-    """Train and measure every seed, draw the first one, and leave a table."""
+    """Train and measure every seed, draw the first one, and leave a table and a report."""
+    from sgm_ppl.experiments.equivae_figures import report_with
+
     if config.repeats < 1:
         raise ValueError(f"`repeats` is the number of seeds, 1 or more; got {config.repeats}.")
     results = []
@@ -75,6 +77,10 @@ def run(config: EquiVaeSupervised, run: Run) -> dict[str, Any]:
         results.append(opened.metrics)
     text = table(results, config.data)
     write_atomically(run.folder / "table.md", text.encode())
+    lead = (
+        "One representation of what a class has in common, one of what tells its images apart; all images have labels."
+    )
+    report_with(run, "EquiVAE, supervised", lead, text, run)
     print(f"\n{text}")
     names = list(results[0]["error"])
     return {

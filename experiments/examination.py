@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sgm_ppl.experiments.config import Evaluation
-from sgm_ppl.experiments.report import Number, Part, Picture, Section, Table, write_report
+from sgm_ppl.experiments.report import REPORT, Number, Part, Picture, Section, Table, write_report
 from sgm_ppl.experiments.runs import Run, config_to_json
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sgm_ppl.plots import Block
 
 __all__ = [
-    "REPORT",
     "Also",
     "Extra",
     "draw_figures",
@@ -37,7 +36,6 @@ __all__ = [
     "orbit_blocks",
 ]
 
-REPORT = "report.html"
 FIGURES = ("examples", "marginals", "chains", "orbits", "losses")
 IN_TABLE = 64  # images whose p(η | x̂) the table of transformations averages over: counting modes is slow
 DRAWS = 1_000  # of η for each of them, and for each row of figure 10

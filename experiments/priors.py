@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sgm_ppl.experiments.config import Config, Evaluation, Preset
-from sgm_ppl.experiments.examination import REPORT, one_of_each, training_of
+from sgm_ppl.experiments.examination import one_of_each, training_of
 from sgm_ppl.experiments.recipes import SGM_PRESETS
-from sgm_ppl.experiments.report import Picture, Section, Table, write_report
+from sgm_ppl.experiments.report import REPORT, Picture, Section, Table, write_report
 from sgm_ppl.experiments.runs import Run
 from sgm_ppl.experiments.sgm import LOOKS
 from sgm_ppl.experiments.symmetries import PAPER_SGM, SgmOptions

@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import html
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sgm_ppl.files import write_atomically
 
-__all__ = ["Number", "Picture", "Section", "Table", "write_report"]
+__all__ = ["REPORT", "Number", "Picture", "Section", "Table", "from_markdown", "write_report"]
+
+REPORT = "report.html"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,21 @@ class Section:
     parts: Sequence[Part]
 
 
+def from_markdown(text: str) -> list[Section]:
+    """The headings, paragraphs and tables of a text, as sections; blank lines stand between them."""
+    sections: list[tuple[str, list[Part]]] = []
+    for block in re.split(r"\n{2,}", text.strip()):
+        if heading := re.fullmatch(r"#+ (.*)", block):
+            sections.append((heading[1], []))
+        elif block.startswith("|"):
+            lines = block.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}").splitlines()
+            header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+            sections[-1][1].append(Table(header, rows, ""))
+        else:
+            sections[-1][1].append(block)
+    return [Section(title, parts) for title, parts in sections]
+
+
 def write_report(path: Path, title: str, lead: str, sections: Sequence[Section]) -> Path:
     """Write all of it to `path`, whole or not at all."""
     body = "\n".join(f"<section>\n<h2>{_escape(s.title)}</h2>\n{_parts(s.parts)}</section>" for s in sections)
@@ -89,15 +107,19 @@ def _part(part: Part) -> str:
         rows = "\n".join(f"<tr>{''.join(f'<td>{_escape(cell)}</td>' for cell in row)}</tr>" for row in part.rows)
         return (
             f"<figure><table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>"
-            f"<figcaption>{_escape(part.caption)}</figcaption></figure>"
+            f"{_caption(part.caption)}</figure>"
         )
     if isinstance(part, Picture):
         content = base64.b64encode(part.path.read_bytes()).decode()
         return (
             f'<figure><img alt="{_escape(part.caption)}" src="data:image/png;base64,{content}">'
-            f"<figcaption>{_escape(part.caption)}</figcaption></figure>"
+            f"{_caption(part.caption)}</figure>"
         )
     return f"<p>{_escape(part)}</p>"
+
+
+def _caption(text: str) -> str:
+    return f"<figcaption>{_escape(text)}</figcaption>" if text else ""
 
 
 def _escape(text: str) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sgm_ppl.experiments.config import Config, Evaluation, Preset
-from sgm_ppl.experiments.examination import REPORT, examine, numbers_that_matter
+from sgm_ppl.experiments.examination import examine, numbers_that_matter
 from sgm_ppl.experiments.recipes import RECIPES, Kind
+from sgm_ppl.experiments.report import REPORT
 from sgm_ppl.experiments.runs import Run
 from sgm_ppl.experiments.symmetries import SGM_FILE, SgmOptions, load_sgm, train_sgm
 from sgm_ppl.inference.two_samples import TwoSampleOptions

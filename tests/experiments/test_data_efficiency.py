@@ -165,6 +165,9 @@ def test_every_cell_runs_once_and_a_second_time_none_does(config, tmp_path, caps
     assert not list(folder.folder.rglob(LOCK))
     assert folder.figure("data_efficiency").read_bytes().startswith(b"\x89PNG")
     assert (folder.folder / "table.md").read_text() in capsys.readouterr().out
+    report = (folder.folder / "report.html").read_text()
+    assert "<th>over the VAE</th>" in report
+    assert report.count("data:image/png") == 1
     assert json.dumps(run(config, folder, work=work)) == json.dumps(metrics)
     assert len(calls) == 16
     assert json.dumps(metrics)

@@ -113,6 +113,9 @@ def test_supervised_leaves_table_and_figures(data, tmp_path, monkeypatch):
     assert all(0 <= share <= 1 for share in [*metrics["error"].values(), *metrics["probe_accuracy"].values()])
     assert is_png(run, "figure_3", *FIGURE_4, "figure_5")
     assert "| EquiVAE, distance of f_inv(x) | " in (run.folder / "table.md").read_text()
+    report = (run.folder / "report.html").read_text()
+    assert report.count("data:image/png") == 5
+    assert "<td>EquiVAE, distance of f_inv(x)</td>" in report
     assert json.dumps(metrics)
     loaded = load_equivae(run.folder / "seeds" / "0")
     test = config.load_data().test
@@ -134,6 +137,7 @@ def test_semi_supervised_leaves_a_table(data, tmp_path, monkeypatch):
     metrics = equivae_semi.run(config, run)
     assert set(metrics["error"]["4"]) == {"posterior", "distance", "benchmark"}
     assert "| 4 | 1 | " in (run.folder / "table.md").read_text()
+    assert (run.folder / "report.html").read_text().count("data:image/png") == 3
     assert is_png(Run(run.folder / "cells" / "4-0"), *FIGURE_4)
     assert load_config(run.folder / "cells" / "4-0", equivae_semi.OneCell).steps == 3
     test = config.load_data().test

@@ -4,7 +4,7 @@ import base64
 import re
 from html.parser import HTMLParser
 
-from sgm_ppl.experiments.report import Number, Picture, Section, Table, write_report
+from sgm_ppl.experiments.report import Number, Picture, Section, Table, from_markdown, write_report
 
 PNG = b"\x89PNG\r\n not a real one"
 
@@ -56,6 +56,17 @@ def test_every_number_has_its_sentence(tmp_path):
     _, page = report(tmp_path, ["Before.", *numbers, "After.", Number("c", 12.0, "Again.", form="{:.1f}")])
     for words in ("0.123", "It says this.", "0 is perfect", "—", "Nothing was there.", "12.0", "Again."):
         assert words in page.text
+
+
+def test_sections_come_from_markdown(tmp_path):
+    text = "## First\n\nA paragraph,\non two lines.\n\n| a | b |\n| --- | --- |\n| 1 |  |\n| 2 | 3 |\n\n### Second\n\nEnd.\n"
+    assert from_markdown(text) == [
+        Section("First", ["A paragraph,\non two lines.", Table(["a", "b"], [["1", ""], ["2", "3"]], "")]),
+        Section("Second", ["End."]),
+    ]
+    text, _ = report(tmp_path, from_markdown(text)[0].parts)
+    assert text.count("<td>") == 4
+    assert "figcaption>" not in text.partition("</style>")[2]
 
 
 def test_text_is_text(tmp_path):
