@@ -301,13 +301,10 @@ def _ask(name: str, prog: str, arguments: Sequence[str]) -> None:
 def _answer(question: Question, trained: Path, config: Any, run: Run) -> dict[str, Any]:
     import jax.numpy as jnp
 
-    from sgm_ppl.experiments.symmetries import SGM_FILE, SgmOptions, load_sgm
+    from sgm_ppl.experiments.given_sgm import trained_sgm_below
 
-    options = config if isinstance(config, SgmOptions) else getattr(config, "sgm", None)
-    if options is None:
-        raise ValueError(f"{trained} holds no SGM but a {type(config).__name__}: train one with `sgm-ppl train sgm`.")
     names, x = question.images(config)
-    sgm = load_sgm(options, trained / SGM_FILE, x.shape[1:])
+    sgm = trained_sgm_below(config, trained, x.shape[1:])
     answer = question.answer(sgm, names, jnp.asarray(x), run)
     if answer.arrays:
         with atomic_file(run.folder / "arrays.npz") as file:

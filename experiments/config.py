@@ -65,11 +65,10 @@ class Evaluation:
     """Draws follow from it."""
 
     def __post_init__(self) -> None:
-        for name, number in (("particles", self.particles), ("images", self.images)):
-            if number is not None and number < 1:
-                raise ValueError(
-                    f"`{name}` must be at least 1{', or None for all' * (name == 'images')}; got {number}."
-                )
+        if self.particles < 1:
+            raise ValueError(f"`particles` must be at least 1; got {self.particles}.")
+        if self.images is not None and self.images < 1:
+            raise ValueError(f"`images` must be at least 1, or None for all; got {self.images}.")
 
     def select(self, data: Dataset) -> Split:
         """The images to look at. Spread evenly, because some sets are sorted by class."""

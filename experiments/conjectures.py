@@ -18,7 +18,7 @@ from sgm_ppl.experiments.angles import as_seen_from, count_prototypes, outside, 
 from sgm_ppl.experiments.config import Config, Preset
 from sgm_ppl.experiments.joint_options import JOINT_PRESETS, JointOptions
 from sgm_ppl.experiments.joint_rotation import train_joint
-from sgm_ppl.experiments.report import Picture, Section, Table, write_report
+from sgm_ppl.experiments.report import REPORT, Picture, Section, Table, write_report
 from sgm_ppl.experiments.runs import Run
 from sgm_ppl.inference.optim import Schedule
 
@@ -407,4 +407,4 @@ def _report(config: Conjectures, run: Run, metrics: dict[str, Any]) -> None:
         ),
     ]
     lead = "What the papers argue by drawings, measured on rotated digits."
-    write_report(run.folder / "report.html", "Three conjectures about symmetries", lead, sections)
+    write_report(run.folder / REPORT, "Three conjectures about symmetries", lead, sections)

@@ -117,15 +117,13 @@ def cells_of(config: DataEfficiency, available: int) -> list[Cell]:
     """The grid, seed by seed, with the models of one setting next to each other."""
     if config.rotate:
         raise ValueError(f"The grid has its own rotations: use --rotations; got rotate={config.rotate:g}.")
-    from sgm_ppl.data.variations import check_rotate
-
     for share in config.shares:
         if not 0 < share <= 1 or round(share * available) < 1:
             raise ValueError(
                 f"`shares` of {available} training images lie in (0, 1] and leave one at least; got {share}."
             )
-    for rotate in config.rotations:
-        check_rotate(rotate)
+    if outside := [rotate for rotate in config.rotations if not 0 <= rotate <= 180]:
+        raise ValueError(f"`rotations` lie between 0 and 180 degrees; got {outside[0]:g}.")
     if config.repeats < 1:
         raise ValueError(f"`repeats` is the number of seeds, 1 or more; got {config.repeats}.")
     cells = [
@@ -225,7 +223,7 @@ def run(
         run.folder / REPORT,
         "What symmetries are worth",
         f"Models of {Path(config.data).stem} with fewer images and more rotation, by importance-weighted bounds and "
-        "reconstruction errors on images that no training has seen.",
+        "reconstruction errors on held-out images.",
         [Section("Figure 9", [figure]), *from_markdown(text), *from_markdown(image_by_image)],
     )
     print(f"\n{text}")

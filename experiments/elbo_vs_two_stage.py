@@ -27,7 +27,7 @@ from sgm_ppl.experiments.joint_rotation import train_joint
 from sgm_ppl.experiments.memory import peak_memory
 from sgm_ppl.experiments.moving_sprites import moving_sprites, spreads_of
 from sgm_ppl.experiments.recipes import RECIPES
-from sgm_ppl.experiments.report import Picture, Section, Table, write_report
+from sgm_ppl.experiments.report import REPORT, Picture, Section, Table, write_report
 from sgm_ppl.experiments.runs import Run
 from sgm_ppl.experiments.symmetries import FLOW, PAPER_SGM, SgmOptions
 from sgm_ppl.files import write_atomically
@@ -463,4 +463,4 @@ def _report(rows: Sequence[Summary], run: Run) -> None:
         Section("Growing families", [picture]),
     ]
     lead = "The same program, data and number of steps; what each training makes of them."
-    write_report(run.folder / "report.html", "Joint bound against two stages", lead, sections)
+    write_report(run.folder / REPORT, "Joint bound against two stages", lead, sections)

@@ -185,13 +185,14 @@ def train_equivae(config: Any, data: Dataset, labels: int | None, *, key: jax.Ar
     pool = LabelledPool.of(labelled.images, labelled.labels, classes)
     nets = config.nets(data, pool.class_probs)
     if not (run.folder / MODEL_FILE).is_file():
+        held_out = Evaluation(images=1000, split="validation").select(data)
         model, _ = fit_equivae(
             pool,
             nets=nets,
             key=key,
             unlabelled=None if others is None else others.images,
             recipe=config.recipe(),
-            validation=(data.validation.images[:1000], data.validation.labels[:1000]),
+            validation=(held_out.images, held_out.labels),
             out=run.folder,
         )
         save_equivae(run.folder, model)

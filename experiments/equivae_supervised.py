@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,9 +118,9 @@ def _run_seed(config: OneSeed, run: Run, figures: Run | None) -> dict[str, Any]:
     errors = error_rates(model, data.test)
     predicted = benchmark(config, data.train, data.test.images, model.nets, config.benchmark_steps, benchmark_key, run)
     errors["benchmark"] = error_rate(predicted, data.test.labels)
-    v_keys = iter(jax.random.split(v_key))  # other noise for the images that the probe learns from and is tested on
-    seen = {"r": model.r, "v": lambda x: model.v(x, key=next(v_keys)), "mean of v": model.v}
-    probes = {name: linear_probe(represent, data) for name, represent in seen.items()}
+    drawn = [partial(model.v, key=key) for key in jax.random.split(v_key)]  # no noise in common
+    seen: dict[str, Any] = {"r": [model.r] * 2, "v": drawn, "mean of v": [model.v] * 2}
+    probes = {name: linear_probe(data, *pair) for name, pair in seen.items()}
     if figures is not None:
         log = read_log(run.folder / "log.jsonl", "equivae")
         draw_images(model, data.validation, draw_key, figures)
@@ -167,16 +168,16 @@ def benchmark(
     return np.concatenate([np.asarray(chunk) for chunk in chunks]).argmax(-1)
 
 
-def linear_probe(represent: Any, data: Dataset) -> float:
-    """The share of test images whose class a linear classifier of the representation finds."""
+def linear_probe(data: Dataset, learnt: Any, tested: Any) -> float:
+    """The share of test images whose class a linear classifier of a representation finds: images → [n, latent], for both."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     seen = data.train.take(np.arange(min(PROBED, len(data.train.images))))
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    probe.fit(represent(seen.images), seen.labels)
-    return float(probe.score(represent(data.test.images), data.test.labels))
+    probe.fit(learnt(seen.images), seen.labels)
+    return float(probe.score(tested(data.test.images), data.test.labels))
 
 
 # --- What came out ----------------------------------------------------------------------------------------------------

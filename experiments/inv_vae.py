@@ -97,10 +97,10 @@ def _refit(
     held_out = jnp.asarray(config.to_measure(noise_key, validation))
 
     @jax.jit
-    def elbo(params: Any) -> jax.Array:
-        return -Trace_ELBO().loss(validate_key, params, model, guide, held_out) / len(held_out)
+    def elbo(params: Any, x: jax.Array) -> jax.Array:
+        return -Trace_ELBO().loss(validate_key, params, model, guide, x) / len(x)
 
-    keeper = Keeper(run.folder / OBSERVATION_PARAMS, elbo, config.keep)
+    keeper = Keeper(run.folder / OBSERVATION_PARAMS, lambda params: elbo(params, held_out), config.keep)
     last = refit(
         model,
         guide,

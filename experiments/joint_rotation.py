@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sgm_ppl.experiments.config import Config, Evaluation, Preset
 from sgm_ppl.experiments.joint_options import JOINT_PRESETS, JointOptions
-from sgm_ppl.experiments.report import Number, Picture, Section, Table, write_report
+from sgm_ppl.experiments.report import REPORT, Number, Picture, Section, Table, write_report
 from sgm_ppl.experiments.runs import Run
 
 if TYPE_CHECKING:
@@ -260,4 +260,4 @@ def _report(config: JointRotation, run: Run, metrics: dict[str, Any]) -> None:
     pictures = [Picture(run.figure(name), caption) for name, caption in figures.items()]
     sections = [Section("Numbers", numbers), Section("Ranges of rotation", [table]), Section("Figures", pictures)]
     lead = "Prototypes, rotations and an invariant encoder, trained together by one bound."
-    write_report(run.folder / "report.html", "The joint model of rotated digits", lead, sections)
+    write_report(run.folder / REPORT, "The joint model of rotated digits", lead, sections)

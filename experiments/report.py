@@ -62,6 +62,8 @@ class Section:
 
 def from_markdown(text: str) -> list[Section]:
     """The headings, paragraphs and tables of a text, as sections; blank lines stand between them."""
+    if not text.lstrip().startswith("#"):
+        raise ValueError(f"The text of a report begins with a heading, '## …'; got {text[:40]!r}.")
     sections: list[tuple[str, list[Part]]] = []
     for block in re.split(r"\n{2,}", text.strip()):
         if heading := re.fullmatch(r"#+ (.*)", block):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -175,10 +176,10 @@ def fit_vae(
     held_out = jnp.asarray(options.to_measure(noise_key, validation))
 
     @jax.jit
-    def elbo(params: Any) -> jax.Array:
-        return -TraceMeanField_ELBO().loss(validate_key, params, model, guide, held_out) / len(held_out)
+    def elbo(params: Any, x: jax.Array) -> jax.Array:
+        return -TraceMeanField_ELBO().loss(validate_key, params, model, guide, x) / len(x)
 
-    keeper = Keeper(run.folder / PARAMS, elbo, options.keep)
+    keeper = Keeper(run.folder / PARAMS, lambda params: elbo(params, held_out), options.keep)
     result = fit(
         svi,
         train,
@@ -191,10 +192,11 @@ def fit_vae(
         label="vae",
     )
     params = keeper.settle(result.params)
-    looks = [entry for entry in result.log if "validation_elbo" in entry]
-    kept = max(looks, key=lambda entry: entry["validation_elbo"]) if options.keep == "best" else looks[-1]
+    looks = {entry["step"]: entry["validation_elbo"] for entry in result.log if "validation_elbo" in entry}
+    finite = {step: value for step, value in looks.items() if math.isfinite(value)}
+    kept = max(finite, key=lambda step: finite[step]) if options.keep == "best" else result.step
     draw(run.figure("reconstructions_and_samples"), draw_key, model, guide, params, shown)
-    return params, {"steps": kept["step"], "validation_elbo": kept["validation_elbo"]}
+    return params, {"steps": result.step, "kept_step": kept, "validation_elbo": looks[kept]}
 
 
 def draw(path: Path, key: jax.Array, model: Callable, guide: Callable, params: Any, x: np.ndarray) -> None:

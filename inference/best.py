@@ -38,6 +38,11 @@ class Keeper:
     def settle(self, last: Any) -> Any:
         """The parameters that are kept, and lie in the file from now on; `last` are those after the last step."""
         if self.which == "best":
+            if not self.path.is_file():
+                raise ValueError(
+                    "The best parameters are to be kept, and the score was no finite number in any look: look at images that "
+                    "the model gives a density, or keep the last ones."
+                )
             return load_params(self.path)
         save_params(self.path, last)
         return last

@@ -234,6 +234,12 @@ class JointSGM(SGM):
         """T_{f(x)}(x̂)."""
         return self.move(self.infer(x), self.prototype(x))
 
+    def resample(self, key: Array, x: Any, num: int | None = None) -> Array:
+        """T_η(x̂) of the decoder's x̂ with η ~ p(η | x̂), [n, ...], or [n, num, ...] with `num`."""
+        x_hat = self.prototype(x)
+        eta = self.draw_eta(key, x_hat, num or 1)
+        return self.move(eta[:, 0] if num is None else eta, x_hat)
+
     def unmoved(self) -> SGM:
         """The same model, whose prototypes are T_{f(x)}⁻¹(x): x itself, moved back."""
         return _Unmoved(self.transform, self.prior, self.prototype_guide, self.image_shape, self)

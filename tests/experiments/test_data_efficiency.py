@@ -127,7 +127,7 @@ def test_a_cell_is_a_training_with_the_options_of_the_grid(config):
         ({"rotate": 15.0}, "use --rotations; got rotate=15"),
         ({"models": ()}, "each value once"),
         ({"rotations": (90.0, 90.0)}, "each value once"),
-        ({"rotations": (0.0, 270.0)}, "between 0 and 180 degrees; got 270"),
+        ({"rotations": (0.0, 270.0)}, "`rotations` lie between 0 and 180 degrees; got 270"),
     ],
 )
 def test_a_bad_grid_is_refused(config, options, message):

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from sgm_ppl.experiments import Run, aug_vae, inv_vae, sgm, vae
+from sgm_ppl.experiments import Run, aug_vae, sgm, vae
 from sgm_ppl.experiments.aug_vae import TrainAugVae
+from sgm_ppl.experiments.cli import main
 from sgm_ppl.experiments.given_sgm import sgm_below, trained_sgm_below
 from sgm_ppl.experiments.inv_vae import TrainInvVae
 from sgm_ppl.experiments.symmetries import FamilyOptions, PriorOptions, SgmOptions, train_sgm
@@ -67,13 +68,32 @@ def test_a_run_without_an_sgm_is_refused(data, trained, tmp_path, key):
     other = Run.open(tmp_path / "vae", dataclasses.replace(vae.PRESETS["smoke"], data=data))
     other.save_metrics({})
     unfinished = Run.open(tmp_path / "sgm", dataclasses.replace(sgm.PRESETS["smoke"], data=data))
-    for run, message in ((other, "is a TrainVae and holds no SGM to take"), (unfinished, "is not finished")):
+    for run, message in ((other, "holds no SGM but a TrainVae: train one with"), (unfinished, "is not finished")):
         with pytest.raises(ValueError, match=message):
             sgm_below(TrainAugVae(data=data, sgm_run=run.folder), np.zeros((1, 8, 8, 1)), key, tmp_path / "new")
     with pytest.raises(FileNotFoundError, match="is not the folder of a run"):
         sgm_below(TrainAugVae(data=data, sgm_run=tmp_path / "nowhere"), np.zeros((1, 8, 8, 1)), key, tmp_path / "new")
 
 
-def test_both_models_offer_it():
-    for module in (aug_vae, inv_vae):
-        assert all(config.sgm_run is None for config in module.PRESETS.values())
+def test_it_can_be_asked(data, trained, tmp_path, key, capsys):
+    """By the options that were taken with it, not by those that did not count."""
+    config = dataclasses.replace(aug_vae.PRESETS["smoke"], data=data, train=None, sgm_run=trained.folder)
+    run = Run.open(tmp_path / "augvae", config)
+    sgm_below(config, config.load_data().train.images, key, run.folder)
+    assert main(["ask", "prototype", str(run.folder), "--index", "0"]) == 0
+    assert "rotation" in capsys.readouterr().out
+
+
+def test_a_copy_that_was_cut_off_is_made_again(data, trained, tmp_path, key, monkeypatch):
+    config = TrainInvVae(data=data, sgm_run=trained.folder)
+    x = config.load_data().train.images
+
+    def cut_off(path, content):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sgm_ppl.experiments.given_sgm.write_atomically", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            sgm_below(config, x, key, tmp_path)
+    assert not (tmp_path / "sgm.npz").exists()
+    assert sgm_below(config, x, key, tmp_path).transform.names == ("rotation",)

@@ -42,6 +42,8 @@ def test_a_score_that_is_no_number_keeps_nothing(path):
     keep = Keeper(path, lambda params: jnp.nan, "best")
     assert np.isnan(keep({"w": np.float32(1.0)}))
     assert not path.exists()
+    with pytest.raises(ValueError, match="no finite number in any look"):
+        keep.settle({"w": np.float32(1.0)})
 
 
 def test_the_last_parameters_are_kept_whatever_their_score(path):

@@ -202,4 +202,12 @@ def test_density_given_the_prototype_is_that_given_its_z(trained, params):
     log_prob = jax.jit(lambda z: handlers.substitute(NETS.prior, data=params)()(z, x_hat).log_prob(eta))
     expected = log_prob(trained.encode(x_hat))
     np.testing.assert_allclose(trained.log_prob(eta, x_hat), expected, rtol=1e-4, atol=1e-4)
-    assert trained.resample(random.key(0), X, 2).shape == (3, 2, *SHAPE)
+    twice = trained.resample(random.key(0), X, 2)
+    np.testing.assert_allclose(
+        twice, trained.move(trained.draw_eta(random.key(0), x_hat, 2), x_hat), rtol=1e-5, atol=1e-5
+    )
+    once = trained.move(trained.draw_eta(random.key(0), x_hat)[:, 0], x_hat)
+    np.testing.assert_allclose(trained.resample(random.key(0), X), once, rtol=1e-5, atol=1e-5)
+    assert (
+        np.abs(twice - trained.unmoved().resample(random.key(0), X, 2)).max() > 0.01
+    )  # those are moved images themselves
