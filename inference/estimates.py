@@ -97,9 +97,9 @@ class Estimate(PerImage):
         """IWLB_K = logsumexp_k(log w_k) − log K, in float64, with
 
         ess = (Σ w)² / Σ w²  and, by the delta method,  mc_standard_error = sd(w) / (mean(w) √K) = √((K / ess − 1) /
-        (K − 1)). That is at most 1, however wildly the weights vary: with fewer than five effective particles, and fewer than K / 2,
-        it is the standard deviation of IWLB_{K / 10} over ten groups of particles, if that is larger, which errs on the safe
-        side; infinity where some groups have no weight at all.
+        (K − 1)). That is at most 1, however wildly the weights vary: with fewer than five effective particles, and fewer
+        than K / 2, it is the standard deviation of IWLB_{K / 10} over ten groups of particles, if that is larger, which errs
+        on the safe side; infinity where some groups have no weight at all.
         """
         weights = np.asarray(log_weights)
         if weights.ndim != 2 or 0 in weights.shape:
