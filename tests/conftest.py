@@ -1,6 +1,7 @@
 """What all tests share: a cache of their own, a fixed key, double precision on request, and the folder of real data."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,14 @@ def _quick_compilation() -> Iterator[None]:
         patched.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # for processes that tests start
         yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts_work() -> Iterator[None]:
+    """Also where a shell that started the tests in the background has switched them off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

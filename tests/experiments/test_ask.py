@@ -28,7 +28,7 @@ def blob() -> np.ndarray:
 def run(tmp_path, monkeypatch, blob) -> Path:
     """The folder of a run, with a model in it that needs no training."""
     np.savez(tmp_path / "own.npz", images=np.stack([np.roll(blob, i % 3 - 1, 1) for i in range(30)]))
-    monkeypatch.setattr("sgm_ppl.experiments.symmetries.load_sgm", lambda options, path, shape: SGM)
+    monkeypatch.setattr("sgm_ppl.experiments.given_sgm.load_sgm", lambda options, path, shape: SGM)
     monkeypatch.setattr("sgm_ppl.inference.enable_compilation_cache", lambda: None)
     monkeypatch.setenv("COLUMNS", "200")
     options = {field: getattr(PRESETS["smoke"], field) for field in ("evaluation", "two_samples")}
