@@ -80,7 +80,7 @@ def _refit(
 
     from sgm_ppl.inference import adamw
     from sgm_ppl.inference.augment import dequantised
-    from sgm_ppl.inference.best import Keeper
+    from sgm_ppl.inference.best import Keeper, elbo_of
     from sgm_ppl.inference.refit import refit
     from sgm_ppl.models.inv_vae import inv_vae, inv_vae_guide
     from sgm_ppl.models.vae import PIXEL_SCALE
@@ -96,11 +96,8 @@ def _refit(
     fit_key, noise_key, validate_key = jax.random.split(key, 3)
     held_out = jnp.asarray(config.to_measure(noise_key, validation))
 
-    @jax.jit
-    def elbo(params: Any, x: jax.Array) -> jax.Array:
-        return -Trace_ELBO().loss(validate_key, params, model, guide, x) / len(x)
-
-    keeper = Keeper(run.folder / OBSERVATION_PARAMS, lambda params: elbo(params, held_out), config.keep)
+    elbo = elbo_of(held_out, Trace_ELBO(), validate_key, model, guide)
+    keeper = Keeper(run.folder / OBSERVATION_PARAMS, elbo, config.keep)
     last = refit(
         model,
         guide,

@@ -157,7 +157,7 @@ def fit_vae(
 
     from sgm_ppl.inference import adamw, fit
     from sgm_ppl.inference.augment import dequantised
-    from sgm_ppl.inference.best import Keeper
+    from sgm_ppl.inference.best import Keeper, elbo_of
     from sgm_ppl.inference.kl_warmup import weighing_latents, with_kl_warmup
     from sgm_ppl.models.vae import vae, vae_guide
 
@@ -175,11 +175,8 @@ def fit_vae(
     fit_key, noise_key, validate_key, draw_key = jax.random.split(key, 4)
     held_out = jnp.asarray(options.to_measure(noise_key, validation))
 
-    @jax.jit
-    def elbo(params: Any, x: jax.Array) -> jax.Array:
-        return -TraceMeanField_ELBO().loss(validate_key, params, model, guide, x) / len(x)
-
-    keeper = Keeper(run.folder / PARAMS, lambda params: elbo(params, held_out), options.keep)
+    elbo = elbo_of(held_out, TraceMeanField_ELBO(), validate_key, model, guide)
+    keeper = Keeper(run.folder / PARAMS, elbo, options.keep)
     result = fit(
         svi,
         train,

@@ -7,11 +7,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+from numpyro.infer import ELBO
+
 from sgm_ppl.inference.checkpoints import load_params, save_params
 
-__all__ = ["Keep", "Keeper"]
+__all__ = ["Keep", "Keeper", "elbo_of"]
 
 Keep = Literal["last", "best"]
+
+
+def elbo_of(
+    x: jax.Array, objective: ELBO, key: jax.Array, model: Callable, guide: Callable
+) -> Callable[[Any], jax.Array]:
+    """params → the mean over the images `x` of their ELBO, with the same draws each time."""
+
+    @jax.jit
+    def mean(params: Any, x: jax.Array) -> jax.Array:
+        return -objective.loss(key, params, model, guide, x) / len(x)
+
+    return lambda params: mean(params, x)  # as an argument: XLA would compute with a constant while it compiles
 
 
 class Keeper:
