@@ -23,13 +23,7 @@ from sgm_ppl.inference.kl_warmup import kl_weight
 from sgm_ppl.inference.optim import adamw
 from sgm_ppl.inference.self_supervised import nothing
 from sgm_ppl.models.equivae import EquiVAENets, equivae, equivae_guide, label_classifier, label_guide
-from sgm_ppl.models.equivae_complementary import (
-    NOBODY,
-    Complementary,
-    LabelledPool,
-    check_class_labels,
-    choose,
-)
+from sgm_ppl.models.equivae_complementary import NOBODY, Complementary, LabelledPool, check_class_labels, choose
 from sgm_ppl.models.equivae_trained import EquiVAE, embedding_classifier
 
 __all__ = [
@@ -336,10 +330,8 @@ def _without_labels(program: Callable) -> Callable:
 def _validation(
     pool: LabelledPool, held_out: tuple[np.ndarray, np.ndarray], nets: EquiVAENets, recipe: Recipe, key: Array
 ) -> Callable[[dict[str, Any]], dict[str, Array]]:
-    x, y = (
-        jnp.asarray(check_images(held_out[0])),
-        jnp.asarray(check_class_labels(held_out[1], len(held_out[0]), nets.classes)),
-    )
+    x = jnp.asarray(check_images(held_out[0]))
+    y = jnp.asarray(check_class_labels(held_out[1], len(x), nets.classes))
     draw_key, mean_key, choose_key, bound_key = jax.random.split(key, 4)
     draw = jax.jit(pool.draw, static_argnums=1)
     others, many = draw(draw_key, recipe.per_class), draw(mean_key, FOR_CLASS_MEANS)

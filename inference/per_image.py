@@ -338,18 +338,14 @@ def _check_traces(model_trace: Trace, guide_trace: Trace, params: Mapping[str, A
             "which the model observes or does not have."
         )
 
-    if not any(
-        site["infer"].get("is_auxiliary") for site in draws.values()
-    ):  # an auxiliary site's density stands for others
-        for name in sorted(latents):
-            if _is_point(draws[name]["fn"]) and not (
-                model_trace[name]["fn"].is_discrete or _is_point(model_trace[name]["fn"])
-            ):
-                raise ValueError(
-                    f'Site "{name}" of the guide is a single point, and a density in the model: a point has no density to '
-                    "weigh by, and the result would be no bound on log p(x). Give the guide a scale (AutoNormal instead of "
-                    "AutoDelta)."
-                )
+    # Not where a guide has auxiliary sites, whose density stands for that of others.
+    auxiliary = any(site["infer"].get("is_auxiliary") for site in draws.values())
+    points = sorted(n for n in latents if _is_point(draws[n]["fn"]) and _is_density(model_trace[n]["fn"]))
+    if points and not auxiliary:
+        raise ValueError(
+            f'Site "{points[0]}" of the guide is a single point, and a density in the model: a point has no density to weigh '
+            "by, and the result would be no bound on log p(x). Give the guide a scale (AutoNormal instead of AutoDelta)."
+        )
 
     for side, found in sides.items():
         for name, site in found.items():
@@ -378,6 +374,10 @@ def _is_point(fn: dist.Distribution) -> bool:
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return isinstance(fn, dist.Delta)
+
+
+def _is_density(fn: dist.Distribution) -> bool:
+    return not (fn.is_discrete or _is_point(fn))
 
 
 def _check_site(side: str, name: str, site: dict[str, Any], group: int) -> None:
